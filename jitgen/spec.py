@@ -45,6 +45,16 @@ DTYPES: dict[str, torch.dtype] = {
 
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
+BITS_OF: dict[str, str] = {
+    "float64": "int64",
+    "float32": "int32",
+    "float16": "int16",
+    "bfloat16": "int16",
+    "float8_e4m3fn": "uint8",
+    "float8_e5m2": "uint8",
+}
+"""The integer dtype in which kernels have the bits of a float."""
+
 _SHORT_DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8"}
 _SHORT_DTYPES |= {"i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "f8e4m3": "float8_e4m3fn"}
 _SHORT_DTYPES |= {"f8e5m2": "float8_e5m2", "float": "float32", "double": "float64", "half": "float16"}

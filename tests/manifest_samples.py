@@ -31,6 +31,10 @@ def moved(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x.t()[::2].flip(0) + 1, x.reshape(-1) * 2, x[1:, None].squeeze(1) - 1, x.transpose(0, 1)
 
 
+def bits(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.view(torch.uint8) + 1, (x.bfloat16().view(torch.int16) + 1).view(torch.bfloat16)
+
+
 def causal(scores: torch.Tensor) -> torch.Tensor:
     return scores.tril().masked_fill(scores > 2, float("-inf"))
 
@@ -150,6 +154,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "gate": lambda: (gate, (torch.randn(6, 20), torch.randn(20))),
     "gate of one row": lambda: (gate, (torch.randn(1, 20), torch.randn(20))),
     "rope": lambda: (rope, (torch.randn(2, 3, 8).bfloat16(), torch.randn(3, 8).bfloat16(), torch.randn(3, 8).half())),
+    "bits": lambda: (bits, (torch.randn(5, 6),)),
     "moved": lambda: (moved, (torch.randn(5, 6),)),
     "causal": lambda: (causal, (torch.randn(7, 9),)),
     "softmax": lambda: (softmax, (torch.randn(6, 40).half(),)),

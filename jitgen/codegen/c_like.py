@@ -10,6 +10,7 @@ import math
 
 from jitgen.codegen.dialect import Row
 from jitgen.ir.ops import OPS
+from jitgen.ir.rounding import NARROW
 
 TYPES = {
     "float32": "float",
@@ -104,6 +105,16 @@ def cast(expression: str, source: str, to: str) -> str:
 
 def round_to(expression: str, storage: str) -> str:
     return f"jitgen::load(jitgen::store<{STORAGE_TYPES[storage]}>({expression}))"
+
+
+def narrow_bits(expression: str, source: str, to: str) -> str | None:
+    """Takes the bits of a narrow float for an integer, or the other way round; None where neither is narrow."""
+    if source in NARROW:
+        return f"static_cast<{TYPES[to]}>(jitgen::store<{STORAGE_TYPES[source]}>({expression}).bits)"
+    if to in NARROW:
+        word = "uint8_t" if to.startswith("float8") else "uint16_t"
+        return f"jitgen::load({STORAGE_TYPES[to]}{{static_cast<{word}>({expression})}})"
+    return None
 
 
 def gather(pointer: str, offset: str, storage: str, mask: str) -> str:

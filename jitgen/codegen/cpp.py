@@ -6,6 +6,12 @@ from __future__ import annotations
 from jitgen.codegen import c_like
 from jitgen.codegen.dialect import Dialect
 
+
+def bits(expression: str, source: str, to: str) -> str:
+    narrow = c_like.narrow_bits(expression, source, to)
+    return narrow or f"jitgen::bit_cast<{c_like.TYPES[to]}>({expression})"
+
+
 CPP = Dialect(
     name="cpp",
     rows=c_like.ROWS,
@@ -14,6 +20,7 @@ CPP = Dialect(
     constant=c_like.constant,
     cast=c_like.cast,
     round=c_like.round_to,
+    bits=bits,
     assign=c_like.assign,
     scalar="scalar{0}",
     gather=c_like.gather,

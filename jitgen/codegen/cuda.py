@@ -24,6 +24,18 @@ def constant(value: bool | int | float, dtype: str) -> str:
     return c_like.constant(value, dtype)
 
 
+_BITS = {
+    "float32": "__float_as_int({0})",
+    "float64": "__double_as_longlong({0})",
+    "int32": "__int_as_float({0})",
+    "int64": "__longlong_as_double({0})",
+}
+
+
+def bits(expression: str, source: str, to: str) -> str:
+    return c_like.narrow_bits(expression, source, to) or _BITS[source].format(expression)
+
+
 CUDA = Dialect(
     name="cuda",
     rows=c_like.ROWS,
@@ -32,6 +44,7 @@ CUDA = Dialect(
     constant=constant,
     cast=c_like.cast,
     round=c_like.round_to,
+    bits=bits,
     assign=c_like.assign,
     gather=c_like.gather,
     within="Index(jitgen::within({0}, {1}))",

@@ -6,7 +6,7 @@ A dialect prints each instruction of a body (``ir/body.py``) as one line. It con
   strings by compute dtype, or by the classes ``float`` and ``int`` (the most specific wins);
 * ``coarse``: rows that replace float32 rows where every result is a float of 16 bits or fewer;
 * ``types`` and ``storage_types``: dtype -> type name;
-* five functions for what tables cannot express: ``constant``, ``cast``, ``round``, ``assign`` and ``gather``.
+* six functions for what tables cannot express: ``constant``, ``cast``, ``round``, ``bits``, ``assign`` and ``gather``.
 
 A test fails where a dialect lacks a row for an operation of ``ir/ops.py``. tinygrad's renderers are built this way.
 """
@@ -46,6 +46,8 @@ class Dialect:
         constant: (number, compute dtype) -> literal.
         cast: (expression, from, to) -> expression converted from one compute dtype to another.
         round: (expression, storage dtype) -> expression rounded to the storage dtype, in its compute dtype.
+        bits: (expression, storage dtype, another of its size) -> the number that has the bits of ``expression`` in the
+            other storage dtype, in its compute dtype.
         assign: (type name, value name, expression) -> the line that defines the value.
         gather: (pointer, offset, storage dtype, mask) -> the element there, in its compute dtype; only Triton
             has masks.
@@ -62,6 +64,7 @@ class Dialect:
     constant: Callable[[bool | int | float, str], str]
     cast: Callable[[str, str, str], str]
     round: Callable[[str, str], str]
+    bits: Callable[[str, str, str], str]
     assign: Callable[[str, str, str], str]
     gather: Callable[[str, str, str, str], str]
     within: str
@@ -87,6 +90,8 @@ class Dialect:
             return self.cast(operands[0], dtypes[instruction.args[0]], instruction.dtype)
         if instruction.op == "round_to":
             return self.round(operands[0], instruction.attr)
+        if instruction.op == "bits":
+            return self.bits(operands[0], *instruction.attr)
         if instruction.op == "own":
             types = self.types[dtypes[instruction.args[0]]], self.types[instruction.dtype]
             return own_functions.expression(OwnAttrs(*instruction.attr), self.name, operands, *types)

@@ -227,6 +227,13 @@ def round_to(expression: str, storage: str) -> str:
     return load_cast(store_cast(expression, storage), storage)
 
 
+def bits(expression: str, source: str, to: str) -> str:
+    stored = _atom(store_cast(expression, source))
+    if STORAGE_TYPES[source] != STORAGE_TYPES[to]:
+        stored += f".to({STORAGE_TYPES[to]}, bitcast=True)"
+    return load_cast(stored, to)
+
+
 def _atom(expression: str) -> str:
     """Returns ``expression``, in parentheses unless a method call may follow it directly."""
     return expression if expression.isidentifier() else f"({expression})"
@@ -249,6 +256,7 @@ TRITON = Dialect(
     constant=constant,
     cast=cast,
     round=round_to,
+    bits=bits,
     assign=assign,
     gather=gather,
     within="within({0}, {1})",

@@ -20,6 +20,7 @@ from jitgen.ir.body import FACTORS, accumulator_dtype, compute_dtype
 from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS, equation
 from jitgen.ir.graph import REDUCTIONS
 from jitgen.ir.nodes import (
+    BITS,
     CAST,
     CAT,
     CONST,
@@ -49,7 +50,7 @@ from jitgen.quant import weights
 from jitgen.quant.activations import check_activation
 from jitgen.quant.formats import FORMATS, check_group_size, find
 from jitgen.quant.layouts import LAYOUTS
-from jitgen.spec import DTYPES, dtype_name
+from jitgen.spec import BITS_OF, DTYPES, dtype_name
 
 OPERAND_LIMIT = 4096
 """Operands of one node."""
@@ -439,6 +440,14 @@ def _pointwise(node: Node) -> None:
     node.is_computed_as("bool" if op.predicate else dtypes[0])
 
 
+def _bits(node: Node) -> None:
+    (operand,) = node.operands
+    node.attributes(0)
+    node.has_shape(operand.shape)
+    pair = operand.dtype, node.dtype
+    node.require(BITS_OF.get(pair[0]) == pair[1] or BITS_OF.get(pair[1]) == pair[0], f"bits of {pair[0]} as {pair[1]}")
+
+
 def _own(node: Node) -> None:
     name, parameters, texts = node.attributes(3)
     names = [parameter.value for parameter in parameters.items(len(node.operands), len(node.operands))]
@@ -465,6 +474,7 @@ CHECKS: dict[Kind, Callable[[Node], None]] = {
     SCATTER: _scatter,
     LAUNCH: launch_schema.check,
     OWN: _own,
+    BITS: _bits,
     SCAN: _scan,
     SORT: _sort,
     CONTRACT: _contract,

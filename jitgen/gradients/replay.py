@@ -19,7 +19,7 @@ from jitgen.gradients.values import Value, fn
 from jitgen.ir import symbols
 from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, UNTRACKED_VIEW, with_gradient
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
+from jitgen.ir.nodes import BITS, CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
 from jitgen.ir.ops import OPS
 from jitgen.ir.symbols import Expr
 from jitgen.spec import DTYPES
@@ -114,6 +114,8 @@ class Replay:
             return self.viewed(operands[0], node.attrs, node.shape)
         if node.kind is CAST:
             return self._tensor(operands[0], node.dtype).to(DTYPES[node.dtype])
+        if node.kind is BITS:
+            return self._tensor(operands[0], node.inputs[0].dtype).view(DTYPES[node.dtype])
         if node.kind is CAT:
             return fn.cat(operands, node.attrs.dim)
         if node.kind is CONTRACT:

@@ -21,6 +21,7 @@ from jitgen.ir.equations import LENGTHS_OF_GROUPS, axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import (
+    BITS,
     CAST,
     CAT,
     CONTRACT,
@@ -107,6 +108,11 @@ def _nothing(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 @_derivative(CAST, _nothing)
 def _cast(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     return {0: g}
+
+
+@_derivative(BITS, _nothing)
+def _bits(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    raise AssertionError("a gradient of bits: integers have none")
 
 
 @_derivative(VIEW, _nothing)

@@ -47,7 +47,8 @@ class Instruction:
     Attributes:
         op: a name of ``ir/ops.py``, or ``load``, ``iota`` (operand index in ``attr``), ``const`` (number), ``scalar``
             (index of the kernel's run-time scalar), ``cast`` (compute to compute dtype), ``round_to`` (the storage
-            dtype in ``attr`` and back), ``store`` (operand index in ``attr``), ``gather`` (likewise; its arguments are
+            dtype in ``attr`` and back), ``bits`` (of one storage dtype taken for those of another; both in ``attr``),
+            ``store`` (operand index in ``attr``), ``gather`` (likewise; its arguments are
             the indices), ``scatter`` ((operand index, kind) in ``attr``; its arguments are the value and the indices),
             ``own`` (its node's attributes in ``attr``).
         args: positions of earlier instructions.
@@ -83,7 +84,7 @@ class Instruction:
     @property
     def is_pointwise(self) -> bool:
         """Returns whether it is computed from its operands' values at the same element."""
-        return self.is_conversion or self.op in OPS or self.op == "own"
+        return self.is_conversion or self.op in OPS or self.op in ("own", "bits")
 
 
 def unvarying(instructions: Sequence[Instruction], are_loads: Callable[[Instruction], bool]) -> list[bool]:

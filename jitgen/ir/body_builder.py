@@ -31,6 +31,7 @@ from jitgen.ir.equations import LENGTHS_OF_GROUPS
 from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Movement, Node, Shape
 from jitgen.ir.nodes import (
+    BITS,
     CAST,
     CONST,
     CONVOLVE,
@@ -180,6 +181,9 @@ class BodyBuilder:
             if node.attrs == ROUNDED:
                 return self._rounded(arguments[0], node.dtype, node.location)
             return self._cast(arguments[0], node.inputs[0].dtype, node.dtype, node.location)
+        if node.kind is BITS:
+            dtypes = node.inputs[0].dtype, node.dtype
+            return self._emit(Instruction("bits", arguments, dtype, dtypes, node.location))
         if node.kind is OWN:
             return self._emit(Instruction("own", arguments, dtype, tuple(node.attrs), node.location))
         if node.op not in OPS:

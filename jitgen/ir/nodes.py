@@ -332,6 +332,13 @@ CAST = Kind(
     _plain,
     batch=batching.batch_pointwise,
 )
+BITS = Kind(
+    "bits",
+    "the number of the node's dtype that has the bits of the operand's, which is of the same size",
+    ONE,
+    Reads.OWN,
+    batch=batching.batch_pointwise,
+)
 CUSTOM_GRADIENT = Kind(
     "custom_gradient",
     "the first operand, whose gradients the other operands state (``ir/custom_gradients.py``)",
@@ -343,7 +350,8 @@ CUSTOM_GRADIENT = Kind(
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
 _SUMMED = (CONTRACT, GROUPED, CONVOLVE)
 _ALONG = (SCAN, SORT, COUNTED, LIMITED, TAKEN)
-_COMPUTED = (VIEW, CAT, REDUCE, *_SUMMED, GATHER, SCATTER, LAUNCH, OWN, *_ALONG, DEQUANTIZE, CAST, CUSTOM_GRADIENT)
+_MOVED = (VIEW, CAT, GATHER, SCATTER)
+_COMPUTED = (*_MOVED, REDUCE, *_SUMMED, LAUNCH, OWN, *_ALONG, DEQUANTIZE, CAST, BITS, CUSTOM_GRADIENT)
 PRODUCTS = frozenset({CONTRACT, GROUPED})
 """The kinds that the family of matrix products computes; an activation and a weight are their first operands."""
 STRUCTURED = (*_LEAVES, *_COMPUTED)

@@ -4,7 +4,7 @@ Arithmetic on such values runs on in float32. What can tell the difference sees 
 
 * comparisons, tests (``isnan``, ``isinf``) and indices of extrema (a sort rounds its keys itself);
 * functions that jump (``floor``, ``round``, ``//``, ``%``, ...), where a last bit decides over a whole unit;
-* conversions to any other dtype, and results;
+* conversions to any other dtype, bits, and results;
 * of float16, what brings a value back that has left its range, and so would hide that it is infinite in eager torch:
   roots and logarithms. (bfloat16 has the range of float32.)
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import CAST, REDUCE, SCAN
+from jitgen.ir.nodes import BITS, CAST, REDUCE, SCAN
 from jitgen.ir.ops import OPS
 from jitgen.ir.scans import PLACES
 from jitgen.spec import DTYPES
@@ -48,7 +48,7 @@ def sees_rounded(node: Node, dtype: str) -> bool:
     which the function's argument went into."""
     if dtype not in (*NARROW, "float32"):
         return False
-    if node.op in PREDICATES or node.op in JUMPS:
+    if node.op in PREDICATES or node.op in JUMPS or node.kind is BITS:
         return True
     if node.kind is CAST:
         return dtype in NARROW and node.dtype != dtype

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Builder, Node, topological
-from jitgen.ir.nodes import CAST, CUSTOM_GRADIENT, VIEW
+from jitgen.ir.nodes import BITS, CAST, CUSTOM_GRADIENT, VIEW
 
 _NARROW = ("float16", "bfloat16")
 
@@ -33,7 +33,8 @@ def with_wide_intermediates(builder: Builder, results: Sequence[Node], arguments
     for node in topological(results, known=frozenset(own)):
         if id(node) in own:
             continue
-        stored = node.kind.reads_elsewhere or (node.kind is CAST and node.inputs[0].dtype == node.dtype)
+        stored = node.kind.reads_elsewhere or node.kind is BITS
+        stored |= node.kind is CAST and node.inputs[0].dtype == node.dtype
         operands = [(own if stored else wide)[id(child)] for child in node.inputs]
         if node.kind is VIEW:
             own[id(node)] = builder.like(node, [own[id(child)] for child in node.inputs])

@@ -13,7 +13,8 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.attributes import CONTIGUOUS
 from jitgen.ir.graph import Node
-from jitgen.spec import DTYPES
+from jitgen.spec import dtype_name
+from jitgen.trace.bits import reinterpreted
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.table import prop, row
 from jitgen.trace.typing import broadcast_shapes, filled
@@ -69,19 +70,18 @@ def listed(sizes: tuple[Any, ...]) -> Any:
 
 # ---------------------------------------------------------------------------------------------------------- reshape
 
+_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
-@row("reshape", "view", view=True)
+
+
+@row("reshape", "view", view=True, copied=True)
 def reshape(trace: Trace, input: Node, *shape: Any, dtype: torch.dtype | None = None) -> Node:
     if dtype is None and len(shape) == 1 and isinstance(shape[0], torch.dtype):
         dtype, shape = shape[0], ()
     if dtype is not None and not shape:
-        if dtype == DTYPES[input.dtype]:
-            return input
-        name = str(dtype)
-        raise UnsupportedError(
-            f"view({name}) reinterprets bits, which kernels do not; pass x.view({name}) to the decorated function if "
-            f"x is its argument, or return the tensor and call .view({name}) on the result"
-        )
+        if dtype in _UNSIGNED:
+            raise UnsupportedError(f"kernels have no {dtype}; view({_UNSIGNED[dtype]}) has the same bits")
+        return reinterpreted(trace, input, dtype_name(dtype))
     return to_shape(trace, input, sizes_of(trace, listed(shape)))
 
 

@@ -74,6 +74,7 @@ def row(
     *names: str,
     view: bool = False,
     itself: bool = False,
+    copied: bool = False,
     weights: bool = False,
     inplace: bool = False,
     proxies: bool = False,
@@ -82,7 +83,9 @@ def row(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            ROWS[name] = Row(function, view or itself, itself, inplace=inplace, weights=weights, proxies=proxies)
+            ROWS[name] = Row(
+                function, view or itself, itself, copied, inplace=inplace, weights=weights, proxies=proxies
+            )
         return function
 
     return register

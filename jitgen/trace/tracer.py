@@ -46,7 +46,7 @@ from jitgen.trace.quantized import QuantizedWeights
 from jitgen.trace.readable import is_traced_tensor, why_unreadable
 from jitgen.trace.sequences import flattened, rebuilt
 from jitgen.trace.typing import is_float, rounded
-from jitgen.trace.updates import NewValues, is_selection, memory_of, note_copies, reshaped, updated
+from jitgen.trace.updates import NewValues, has_other_bits, is_selection, memory_of, note_copies, reshaped, updated
 
 
 class _Tracer(fx.Tracer):
@@ -508,7 +508,7 @@ class Trace:
         if isinstance(value, Node):
             if known and id(value) in known:
                 return known[id(value)]
-            memory = memory_of(sources[0].value if copied else value)
+            memory = memory_of(sources[0].value if copied and sources else value)
             source = next((source for source in sources if memory_of(source.value) is memory), None)
             if source is None:
                 return TensorProxy(value, self)
@@ -538,6 +538,12 @@ class Trace:
                 f"move them to {self.device} first, with .to(device), or compute it outside the decorated function"
             )
         own_facts.refuse_stored(self, proxy)
+        if proxy.memory.input is not None and has_other_bits(proxy):
+            raise UnsupportedError(
+                f"{self.name} returns a view(dtype) of an argument or a captured tensor, which shares its memory\n"
+                f"  return a clone of it, or call .view({DTYPES[proxy.value.dtype]}) outside of the decorated function; "
+                f"it is made{quote(proxy.value.location)}"
+            )
         filled = proxy.memory.updates and proxy.memory.input is None  # a tensor of its own, whatever was copied into it
         if proxy.input is not None:
             return proxy.value

@@ -114,6 +114,12 @@ def _require_views(
         chains: the steps from that memory to each of ``sharing``.
     """
     for alias, chain in zip(sharing, chains, strict=True):
+        if has_other_bits(alias):
+            raise UnsupportedError(
+                f"{trace.name}: {name} updates a tensor that shares memory with a view(dtype) of it"
+                f"{quote(user_location())}\n  compute the new bits and store them: x.copy_(bits.view(x.dtype)); clone a "
+                f"view(dtype) that is to keep what it has; it is made{quote(alias.value.location)}"
+            )
         if chain is None or not (alias.is_view or _is_surely_a_view(trace, chain, alias.memory)):
             raise UnsupportedError(
                 f"{trace.name}: {name} updates a tensor that shares memory with what may be a view of it or a copy, as "
@@ -205,6 +211,16 @@ def _steps_from(base: Node, value: Node) -> tuple[Node, ...] | None:
         steps.append(value)
         value = value.inputs[0]
     return tuple(reversed(steps))
+
+
+def has_other_bits(proxy: TensorProxy) -> bool:
+    """Returns whether ``proxy`` is made of bits of the memory that it would share (``trace/bits.py``)."""
+    node, dtype = proxy.value, proxy.memory.base.dtype
+    while node.inputs and node is not proxy.memory.base:
+        if node.dtype != dtype:
+            return True
+        node = node.inputs[0]
+    return False
 
 
 def _made_at(base: Node, value: Node) -> str | None:

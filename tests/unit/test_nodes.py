@@ -17,6 +17,7 @@ from jitgen.ir.attributes import MOVEMENTS
 from jitgen.ir.batched import batched
 from jitgen.ir.graph import Builder, Graph, InputSpec, input_shape
 from jitgen.ir.nodes import (
+    BITS,
     CAST,
     CAT,
     CONST,
@@ -107,7 +108,7 @@ def test_views_move_by_a_rule_or_by_commuting() -> None:
 
 
 def test_pointwise_kinds_are_the_operations_and_casts() -> None:
-    assert {kind for kind in KINDS.values() if kind.is_pointwise} == {KINDS[name] for name in OPS} | {CAST, OWN}
+    assert {kind for kind in KINDS.values() if kind.is_pointwise} == {KINDS[name] for name in OPS} | {BITS, CAST, OWN}
     assert {kind for kind in KINDS.values() if kind.is_number} == {CONST, SCALAR}
     elsewhere = {CAT, CONTRACT, GROUPED, CONVOLVE, GATHER, SCATTER, LAUNCH, SORT, COUNTED, DEQUANTIZE}
     assert {kind for kind in KINDS.values() if kind.reads_elsewhere} == elsewhere

@@ -66,7 +66,12 @@ REMEDIED: dict[str, Case] = {
         lambda x: x.tensor_split(torch.ones_like(x[0, :2]).long())[0],
         lambda x: x.tensor_split([1, 2])[0],
     ),
-    "view(dtype)": (lambda x: (x * 2).view(torch.int32), lambda x: x * 2),
+    "view(dtype)": (lambda x: x.view(torch.int32), lambda x: x.view(torch.int32).clone()),
+    "view(dtype) of another size": (lambda x: x.view(torch.float64), lambda x: x[:, :2].clone().view(torch.float64) * 2),
+    "view(dtype) of an unsigned dtype": (
+        lambda x: x.view(torch.uint32).float(),
+        lambda x: x.view(torch.int32).float(),
+    ),
     "nested list": (lambda x: x[[[0, 1], [2, 1]]], lambda x: x[([0, 1], [2, 1])]),
     "nested list as a tensor": (lambda x: x[[[0, 1], [2, 1]]], lambda x: x[torch.tensor([[0, 1], [2, 1]])]),
     "logspace of integers": (
