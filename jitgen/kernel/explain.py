@@ -20,4 +20,4 @@ def count_operations(body: Body) -> int:
 
 def operations_in(instructions: Iterable[Instruction]) -> list[str]:
     """Returns the names of the pointwise operations among ``instructions``."""
-    return [instruction.op for instruction in instructions if instruction.op in OPS or instruction.op in ("own", "bits")]
+    return [i.op for i in instructions if i.op in OPS or i.op in ("own", "bits")]

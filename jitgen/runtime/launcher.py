@@ -396,4 +396,5 @@ def _refuse_status(name: str, status: int, checked: Sequence[Sequence[str]]) -> 
 def _flat(tensor: torch.Tensor, offset: int) -> torch.Tensor:
     """Returns the memory of ``tensor`` from ``offset`` bytes on, as the interpreter takes a pointer."""
     start = tensor.storage_offset() + offset // tensor.element_size()
-    return tensor.as_strided((1,), (1,), start) if tensor.numel() else tensor
+    is_past = start * tensor.element_size() >= tensor.untyped_storage().nbytes()  # where an empty slice of it is
+    return tensor if is_past else tensor.as_strided((1,), (1,), start)

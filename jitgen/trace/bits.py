@@ -61,15 +61,16 @@ def _taken_apart(trace: Trace, node: Node, dtype: str, count: int) -> Node:
         for number in range(count)
     ]
     joined = trace.make("cat", pieces, dtype, (*node.shape, count), (len(node.shape),))
-    return trace.make("view", (joined,), dtype, (*outer, symbols.mul(length, count)), ("reshape",))
+    shape: tuple[Any, ...] = (*outer, symbols.mul(length, count))
+    return trace.make("view", (joined,), dtype, shape, ("reshape",))
 
 
 def _require_whole(trace: Trace, node: Node, dtype: str, count: int) -> None:
     length = node.shape[-1]
     if not trace.guards.decide(symbols.compare("eq", symbols.mod(length, count), 0)):
         raise ValueError(
-            f"view({DTYPES[dtype]}) makes one element of {count}, and the last size, {trace.guards.hint(length)}, is not "
-            "divisible by that; slice or pad it first"
+            f"view({DTYPES[dtype]}) makes one element of {count}, and the last size, {trace.guards.hint(length)}, is "
+            "not divisible by that; slice or pad it first"
         )
 
 

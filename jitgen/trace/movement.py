@@ -73,7 +73,6 @@ def listed(sizes: tuple[Any, ...]) -> Any:
 _UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-
 @row("reshape", "view", view=True, copied=True)
 def reshape(trace: Trace, input: Node, *shape: Any, dtype: torch.dtype | None = None) -> Node:
     if dtype is None and len(shape) == 1 and isinstance(shape[0], torch.dtype):

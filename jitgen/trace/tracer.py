@@ -541,7 +541,7 @@ class Trace:
         if proxy.memory.input is not None and has_other_bits(proxy):
             raise UnsupportedError(
                 f"{self.name} returns a view(dtype) of an argument or a captured tensor, which shares its memory\n"
-                f"  return a clone of it, or call .view({DTYPES[proxy.value.dtype]}) outside of the decorated function; "
+                f"  return a clone of it, or call .view({DTYPES[proxy.value.dtype]}) outside of the function; "
                 f"it is made{quote(proxy.value.location)}"
             )
         filled = proxy.memory.updates and proxy.memory.input is None  # a tensor of its own, whatever was copied into it

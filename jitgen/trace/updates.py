@@ -117,8 +117,8 @@ def _require_views(
         if has_other_bits(alias):
             raise UnsupportedError(
                 f"{trace.name}: {name} updates a tensor that shares memory with a view(dtype) of it"
-                f"{quote(user_location())}\n  compute the new bits and store them: x.copy_(bits.view(x.dtype)); clone a "
-                f"view(dtype) that is to keep what it has; it is made{quote(alias.value.location)}"
+                f"{quote(user_location())}\n  compute the new bits and store them: x.copy_(bits.view(x.dtype)); clone "
+                f"a view(dtype) that is to keep what it has; it is made{quote(alias.value.location)}"
             )
         if chain is None or not (alias.is_view or _is_surely_a_view(trace, chain, alias.memory)):
             raise UnsupportedError(

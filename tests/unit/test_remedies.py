@@ -67,7 +67,10 @@ REMEDIED: dict[str, Case] = {
         lambda x: x.tensor_split([1, 2])[0],
     ),
     "view(dtype)": (lambda x: x.view(torch.int32), lambda x: x.view(torch.int32).clone()),
-    "view(dtype) of another size": (lambda x: x.view(torch.float64), lambda x: x[:, :2].clone().view(torch.float64) * 2),
+    "view(dtype) of another size": (
+        lambda x: x.view(torch.float64),
+        lambda x: x[:, :2].clone().view(torch.float64) * 2,
+    ),
     "view(dtype) of an unsigned dtype": (
         lambda x: x.view(torch.uint32).float(),
         lambda x: x.view(torch.int32).float(),

@@ -63,6 +63,18 @@ def squeezed(x: Tensor) -> Tensor:
     return y
 
 
+def test_an_empty_slice_at_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    def function(x: torch.Tensor) -> Any:
+        return x[..., x[..., 1:].long() % 2], x.transpose(0, -1) * 1
+
+    x = torch.randn(10).as_strided((2, 5, 1), (5, 1, 10))
+    got, want = jitgen.jit(function, backend="triton")(x), function(x)
+    assert got[0].shape == want[0].shape
+    assert torch.equal(got[1], want[1])
+
+
 @pytest.mark.parametrize("function", [cleared, row_before, of_a_view, squeezed], ids=lambda f: f.__name__)
 def test_sizes_change_in_place(function: Callable[[Tensor], Any]) -> None:
     check(function, row_major)
