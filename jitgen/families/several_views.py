@@ -20,10 +20,12 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
 from jitgen.ir.graph import Movement, Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, COUNTED, INPUT, PRODUCTS, REDUCE, SCAN, SORT, TAKEN, VIEW
+from jitgen.ir.nodes import CAST, CAT, CONTRACT, COUNTED, INPUT, PRODUCTS, REDUCE, SCAN, SORT, TAKEN, VIEW
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide
 from jitgen.kernel.operands import item_size
+from jitgen.quant.activations import BLOCKS_OF_ROWS
+from jitgen.quant.codes import SIGNED
 from jitgen.schedule.cost import Effort
 
 MOST_CHAINS = 16
@@ -88,7 +90,44 @@ def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Sha
             elif _is_in_orders(node, returned) and any(_is_permuted(user) for user in index.users[node]):
                 stored |= {node} if _costs_less(node, node, read, partition) else set()
         stored |= _returned_operands(index)
+    stored |= _quantised_in_blocks(index)
     return frozenset(map(id, stored))
+
+
+def _quantised_in_blocks(index: Index) -> set[Node]:
+    """Returns what is computed from products or from reductions along whole rows, such as a norm, and quantised with a
+    scale for each block of a row: a product's epilogue, or the kernel that goes along the rows, stores it, and another
+    kernel goes along the blocks."""
+    values: set[Node] = set()
+    for codes in index.order:
+        if codes.kind is not CAST or codes.dtype not in SIGNED or REDUCE not in codes.kinds:
+            continue
+        stack, seen = [codes], set[Node]()
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "reshape" else None
+            if source is not None and node.shape[-1] in BLOCKS_OF_ROWS:
+                values |= {_before_widening(source)} if _is_of_others(source) else set()
+            elif source is not None or node.kind.is_pointwise:
+                stack += node.inputs
+    return values
+
+
+def _is_of_others(node: Node) -> bool:
+    """Returns whether ``node`` is computed from a product or a reduction, by pointwise operations and views."""
+    kinds = PRODUCTS | {REDUCE}
+    return node.kind.is_pointwise and any(
+        True for _ in nearest(node, kinds, lambda inner: inner.kind.is_pointwise or inner.kind is VIEW)
+    )
+
+
+def _before_widening(node: Node) -> Node:
+    """Returns what ``node`` is a cast of, if that has fewer bytes; else ``node``."""
+    is_wider = node.kind is CAST and item_size(node.inputs[0].dtype) < item_size(node.dtype)
+    return node.inputs[0] if is_wider else node
 
 
 def _is_of_ranks(node: Node, index: Index) -> bool:

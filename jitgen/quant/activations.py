@@ -69,6 +69,8 @@ ACTIVATIONS = {
         Activation("mxfp8", torch.float8_e4m3fn, MX_BLOCK, powers=True),
     )
 }
+BLOCKS_OF_ROWS = frozenset({BLOCK, MX_BLOCK})
+"""Elements of a row that share a scale, where rows have several."""
 
 
 def check_activation(

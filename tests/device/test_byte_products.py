@@ -278,6 +278,32 @@ def test_weights_and_activations_in_blocks(sizes: tuple[int, int, int]) -> None:
     close(found, expected, ROUNDED + FLOAT_ERROR)
 
 
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_a_norm_and_swiglu_are_quantised_in_blocks(backend: str) -> None:
+    """What each product meets is quantised by one kernel; the codes are of values in bfloat16, as eager torch has."""
+    k, n = 512, 896
+    weights = [
+        jitgen.quantize(torch.randn(shape, device="cuda"), "fp8_e4m3.rows128", 128, activation="fp8_e4m3.block128")
+        for shape in ((n, k), (n, k), (k, n))
+    ]
+    gain = torch.rand(k, dtype=torch.bfloat16, device="cuda") + 0.5
+
+    def block(x: torch.Tensor, g: torch.Tensor, gate: Any, up: Any, down: Any) -> torch.Tensor:
+        x = F.rms_norm(x, (k,), g)
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+    gate, up, down = (weight.dequantize(torch.float64).T for weight in weights)
+    for rows in (1, 70, 900):
+        x = torch.randn(rows, k, dtype=torch.bfloat16, device="cuda")
+        compiled = jitgen.jit(block, backend=backend)
+        assert len(compiled.lower(x, gain, *weights).lowered.program.kernels) == 6
+        normed = quantised(F.rms_norm(x.float(), (k,), gain.float()).bfloat16(), "fp8_e4m3.block128")
+        hidden = quantised((F.silu(normed @ gate) * (normed @ up)).bfloat16(), "fp8_e4m3.block128")
+        # One value in 2**4 is within its rounding to bfloat16 of the middle between two codes, and either is up to
+        # 2**-3 of it away: by the norm 2**-5 at each of both quantisations.
+        close(compiled(x, gain, *weights), hidden @ down, 2.0**-4)
+
+
 def test_scaled_mm_takes_scales_of_blocks() -> None:
     x, w = codes(300, 1152, dtype=E4M3), codes(640, 1152, dtype=E4M3)
     s, t = torch.rand(9, 300, device="cuda").t() + 0.1, torch.rand(5, 9, device="cuda") + 0.1

@@ -428,3 +428,26 @@ def test_products_store_codes_for_the_next(backend: str, target: str, kind: str)
     for first in (gate_up, gate_up.with_input_scale(0.05)):
         arguments = x, gain, first, down.with_input_scale(0.02)
         assert len(jitgen.jit(block).lower(*arguments, backend=backend, target=target).kernels) == 3
+
+
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("triton", "sm_90a"), ("cpp", "x86-64-v3")])
+@pytest.mark.parametrize(
+    ("format", "group", "kind"),
+    [("fp8_e4m3.rows128", 128, "fp8_e4m3.block128"), ("int4", 128, "int8.block128"), ("mxfp8", None, "mxfp8")],
+)
+def test_blocks_are_quantised_in_one_pass(backend: str, target: str, format: str, group: int | None, kind: str) -> None:
+    """The norm is one kernel, and each quantisation, of which no temporary is as wide as float32."""
+
+    def block(x: torch.Tensor, gain: torch.Tensor, gate: Any, up: Any, down: Any) -> torch.Tensor:
+        x = F.rms_norm(x, (256,), gain)
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+    shapes = (384, 256), (384, 256), (256, 384)
+    weights = [jitgen.quantize(torch.randn(shape), format, group, activation=kind) for shape in shapes]
+    x, gain = (jitgen.TensorSpec(shape, torch.bfloat16) for shape in ((33, 256), (256,)))
+    low = jitgen.jit(block).lower(x, gain, *weights, backend=backend, target=target)
+    families = [kernel.family for kernel in low.lowered.program.kernels]
+    products = 3 if format.endswith(".rows128") and backend != "cpp" else 2
+    assert (families.count("reduction"), families.count("gemm"), len(families)) == (3, products, 3 + products)
+    wide = [buffer for buffer in low.lowered.program.temporaries if buffer.dtype == "float32"]
+    assert all(buffer.shape[-1] == 1 for buffer in wide)

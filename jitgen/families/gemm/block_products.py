@@ -79,6 +79,6 @@ def product_of_blocks(node: Node, left: Operand, right: Operand, mover: Mover) -
         else codes
         for codes, scales, format in described
     ]
-    shape = (rows, right.codes.shape[0])
+    shape = (rows, node.shape[-1])
     product = make("contract", operands, "float32", shape, (equation(0, 1), "float32", "ieee"), node.location)
     return product if shape == node.shape else make("view", (product,), "float32", node.shape, ("reshape",))
