@@ -10,7 +10,8 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jitgen.codegen import c_text
+from jitgen.codegen.c_text.tokens import is_qualified, spelled, tokens_of
+from jitgen.codegen.edits import Renamed
 from jitgen.errors import UnsupportedError
 from jitgen.ir.attributes import OwnAttrs
 
@@ -41,24 +42,16 @@ def expression(attrs: OwnAttrs, dialect: str, operands: Sequence[str], type_name
 
 def _in_c(text: str, names: Mapping[str, str]) -> str:
     """Returns ``text`` with names replaced that are no members; on one line, without comments."""
-    tokens = c_text.tokens_of(text)
-    return c_text.spelled(
+    tokens = tokens_of(text)
+    return spelled(
         [
             replace(token, text=names[token.text])
-            if token.kind == "name" and token.text in names and not c_text.is_qualified(tokens, number)
+            if token.kind == "name" and token.text in names and not is_qualified(tokens, number)
             else token
             for number, token in enumerate(tokens)
         ]
     )
 
 
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self.names.get(node.id, node.id), node.ctx)
-
-
 def _in_python(text: str, names: Mapping[str, str]) -> str:
-    return ast.unparse(_Renamed(names).visit(ast.parse(text.strip(), mode="eval")))
+    return ast.unparse(Renamed(names).visit(ast.parse(text.strip(), mode="eval")))

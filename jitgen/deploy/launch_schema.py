@@ -16,7 +16,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jitgen.codegen import c_text
+from jitgen.codegen.c_text.definition import definition_of
+from jitgen.codegen.c_text.files import MOST_HEADERS, is_harmless_flag
+from jitgen.codegen.c_text.tokens import is_expression
 from jitgen.deploy import expression_schema as expressions
 from jitgen.errors import UnsupportedError
 from jitgen.fields import Field, shown
@@ -46,7 +48,11 @@ def check(node: Node) -> None:
     kernel, parameters, configs, written, unset, strides, result = node.attributes(7)
     language, entry, text, *others = kernel.items(5, 3)
     is_triton = language.one_of(("triton", "cuda", "cpp")) == TRITON
-    node.require(len(others) == (0 if is_triton else 2), "a kernel in C++ has headers and flags, one in Triton neither")
+    if is_triton:
+        for other in others:
+            other.items(0)
+    else:
+        node.require(len(others) == 2, "a kernel in C++ has headers and flags")
     operands = range(len(node.operands))
     listed = [number.integer(0, len(operands)) for number in written.items(len(operands), 1)]
     node.require(listed == sorted(set(listed)), "what it writes is in ascending order, each operand once")
@@ -84,7 +90,7 @@ def _check_c(node: Node, parameters: Field, entry: Field, text: Field, headers: 
     """Checks the text of a kernel in CUDA C++ or C++, its headers and its flags."""
     language = node.attributes(7)[0].items(5, 3)[0].value
     texts = [("", text)]
-    for header in headers.items(c_text.MOST_HEADERS):
+    for header in headers.items(MOST_HEADERS):
         name, content = header.items(2, 2)
         if not isinstance(name.value, str) or not _HEADER.fullmatch(name.value):
             name.refuse("is no name of a header")
@@ -94,10 +100,10 @@ def _check_c(node: Node, parameters: Field, entry: Field, text: Field, headers: 
         if why is not None:
             content.refuse(f"is no text of a kernel: {why}")
     for flag in flags.items(PARAMETER_LIMIT):
-        if not isinstance(flag.value, str) or not c_text.is_harmless_flag(flag.value):
+        if not isinstance(flag.value, str) or not is_harmless_flag(flag.value):
             flag.refuse("is no flag that a kernel may be compiled with")
     try:
-        definition = c_text.definition_of(text.value, str(entry.value), language=str(language))
+        definition = definition_of(text.value, str(entry.value), language=str(language))
     except UnsupportedError as error:
         entry.refuse(f"names no kernel of the text: {error}")
     passed = [parameter.items(3, 3)[0].value for parameter in parameters.items(PARAMETER_LIMIT, 1)]
@@ -129,7 +135,7 @@ def expression_refusal(text: Any, dialect: str, names: Sequence[str]) -> str | N
     """Explains why ``text`` is no expression over ``names`` that may be compiled; None where it is one."""
     if dialect != TRITON:
         why = c_refusal(text, dialect)
-        return why or (None if c_text.is_expression(text) else "it is no expression")
+        return why or (None if is_expression(text) else "it is no expression")
     if not isinstance(text, str) or "\n" in text.strip() or len(text) > TEXT_LIMIT:
         return "it is no text, or has several lines"
     imports = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"

@@ -445,7 +445,7 @@ def _moved(tensor: Any, movements: Sequence[Any], at: Forward) -> Any:
 
 
 def _launch_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    raise _refused(f"{node.attrs.kernel[1]}, a kernel that you wrote,", "a torch.autograd.Function around it", node)
+    raise _refused(f"{node.attrs.kernel.entry}, a kernel that you wrote,", "a torch.autograd.Function around it", node)
 
 
 def _own_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:

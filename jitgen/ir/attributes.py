@@ -114,11 +114,28 @@ class ScatterAttrs(NamedTuple):
     """The view of the base that is written: pairs of a view's attributes and its shape."""
 
 
+class KernelText(NamedTuple):
+    """Holds what a user's kernel is.
+
+    Attributes:
+        language: ``"triton"``, ``"cuda"`` or ``"cpp"``.
+        entry: its name in the text; in C++ with namespaces and the arguments of its template.
+        text: in Triton, of a module that defines it and all that it calls; in C++, of its file.
+        headers: (name, text) of every header of the user's that the text includes, directly or not.
+        flags: of the compiler.
+    """
+
+    language: str
+    entry: str
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()
+    flags: tuple[str, ...] = ()
+
+
 class LaunchAttrs(NamedTuple):
     """Holds a launch of a user's kernel (``ir/launches.py``)."""
 
-    kernel: tuple[Any, ...]
-    """What ``ir/launches.py``'s ``KernelText`` names: the language, the entry, the text, and what else a file has."""
+    kernel: KernelText
     parameters: tuple[tuple[str, str, Any], ...]
     """For each parameter its name, how it is passed, and what."""
     configs: tuple[tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...], tuple[Scalar, ...]], ...]
@@ -131,6 +148,11 @@ class LaunchAttrs(NamedTuple):
     """The strides of each operand that the kernel may be told; None where it is told none, and takes row-major ones."""
     result: int
     """The operand of which the node is the new value."""
+
+
+def launch_attributes(kernel: tuple[Any, ...], *others: Any) -> LaunchAttrs:
+    """Makes the attributes of a launch of plain values."""
+    return LaunchAttrs(KernelText(*kernel), *others)
 
 
 class OwnAttrs(NamedTuple):

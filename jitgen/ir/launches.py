@@ -23,9 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.graph import Builder, Node
 from jitgen.ir.nodes import LAUNCH
 from jitgen.ir.symbols import Scalar
@@ -35,29 +34,6 @@ TENSOR, INT, UNSPECIALIZED, FLOAT, CONSTANT, CONFIG = "tensor", "int", "unspecia
 DOUBLE = "double"
 """How a floating-point number is passed to a kernel in CUDA C++ or C++, whose parameter converts it."""
 TRITON = "triton"
-
-
-class KernelText(NamedTuple):
-    """Holds what a user's kernel is: ``LaunchAttrs.kernel``, by name.
-
-    Attributes:
-        language: ``"triton"``, ``"cuda"`` or ``"cpp"``.
-        entry: its name in the text; in C++ with namespaces and the arguments of its template.
-        text: in Triton, of a module that defines it and all that it calls; in C++, of its file.
-        headers: (name, text) of every header of the user's that the text includes, directly or not.
-        flags: of the compiler.
-    """
-
-    language: str
-    entry: str
-    text: str
-    headers: tuple[tuple[str, str], ...] = ()
-    flags: tuple[str, ...] = ()
-
-
-def kernel_of(attrs: LaunchAttrs) -> KernelText:
-    """Returns the kernel that a launch of ``attrs`` launches."""
-    return KernelText(*attrs.kernel)
 
 
 @dataclass(frozen=True)

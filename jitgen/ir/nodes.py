@@ -29,7 +29,6 @@ from jitgen.ir.attributes import (
     DequantizeAttrs,
     GroupedAttrs,
     InputAttrs,
-    LaunchAttrs,
     LimitedAttrs,
     NothingAttrs,
     NumberAttrs,
@@ -38,6 +37,7 @@ from jitgen.ir.attributes import (
     ScanAttrs,
     ScatterAttrs,
     SortAttrs,
+    launch_attributes,
     view,
 )
 from jitgen.ir.gathers import move_gather
@@ -255,7 +255,7 @@ LAUNCH = Kind(
     "the operands as the launch of a user's kernel leaves one of them, which it writes (``ir/launches.py``)",
     (1, MANY),
     Reads.ANYWHERE,
-    LaunchAttrs,
+    launch_attributes,
     read_whole=True,
     is_saved=True,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -160,19 +159,6 @@ class KernelContext:
     def memory(self) -> tuple[Any, ...]:
         """Returns the operands that have a pointer."""
         return tuple(operand for operand in self.operands if operand.pointer)
-
-    @property
-    def host_params(self) -> dict[str, Any]:
-        """Returns what ``params.cpp.j2`` prints: the struct that the entry on a CPU is a method of, in the order in
-        which the launcher packs it. Members that may differ between two calls of one shape come first, so that the
-        others are packed once."""
-        lines = [f"{operand.pointer_type} {operand.pointer};" for operand in self.memory]
-        lines += [f"alignas(8) {kind} {name};" for name, kind in self.scalars]
-        lines.append("alignas(8) int32_t threads;")
-        of_operands = itertools.groupby(self.integers, lambda name: name.rpartition("_")[0])
-        lines += [f"int64_t {', '.join(names)};" for _, names in of_operands]
-        lines.append("alignas(8) int32_t streaming;")
-        return {"members": lines, "bytes": 8 * (len(self.memory) + len(self.scalars) + len(self.integers) + 2)}
 
     @property
     def triton_parameters(self) -> list[str]:

@@ -6,12 +6,15 @@ order in which a launch packs them, and the entry is a method.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.errors import UnsupportedError
+from jitgen.ir.body import Operand
 from jitgen.ir.program import Kernel
 from jitgen.kernel.entry import Member, places
 from jitgen.kernel.parameters import Integer, KernelParameters
@@ -44,6 +47,8 @@ class Params:
         declared: of each member, its type and its name.
         scalars: of each run-time scalar, its type and its name.
         scalar_codes: their ``struct`` codes.
+        pointers: of each operand in memory, the type and the expression of its pointer, in the order of operands.
+        integers: the expressions of the integers, in the order in which a launch passes them.
         spelled: the expression of each value, by the name of the parameter that it is in other dialects.
     """
 
@@ -51,6 +56,8 @@ class Params:
     declared: tuple[tuple[str, str], ...]
     scalars: tuple[tuple[str, str], ...]
     scalar_codes: str
+    pointers: tuple[tuple[str, str], ...]
+    integers: tuple[str, ...]
     spelled: Mapping[str, str]
 
     def printed(self, wide: bool, maps: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -75,6 +82,19 @@ class Params:
         checks = [f"sizeof(Params) == {size}"]
         checks += [f"JITGEN_OFFSET({name}) == {offsets[first]}" for name, first in firsts]
         return {"members": lines, "checks": list(_wrapped(checks))}
+
+    @property
+    def packed(self) -> dict[str, Any]:
+        """Returns what ``params.cpp.j2`` prints: the struct that the entry on a CPU is a method of, in the order in
+        which the launcher packs it. Members that may differ between two calls of one shape come first, so that the
+        others are packed once."""
+        lines = [f"{kind} {name};" for kind, name in self.pointers]
+        lines += [f"alignas(8) {kind} {name};" for kind, name in self.scalars]
+        lines.append("alignas(8) int32_t threads;")
+        of_operands = itertools.groupby(self.integers, lambda name: name.rpartition("_")[0])
+        lines += [f"int64_t {', '.join(names)};" for _, names in of_operands]
+        lines.append("alignas(8) int32_t streaming;")
+        return {"members": lines, "bytes": 8 * (len(self.pointers) + len(self.scalars) + len(self.integers) + 2)}
 
 
 def local(expression: str) -> str:
@@ -160,13 +180,25 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect, sp
             declared.append((f"jitgen::Ramp<Index, {len(strides)}>", name))
             continue
         spelled[own.pointer] = spelling.pointer.format(name)
-        element = f"{'' if own.operand.kind == 'store' else 'const '}{dialect.storage_types[own.operand.dtype]}"
+        element = _element(own.operand, dialect)
         chosen = f", {len(sizes)}" if sizes else ""
         declared.append((f"jitgen::Operand<{element}, Index, {len(strides)}{chosen}>", name))
     scalars = [(dialect.types[dtype], _scalar(number)) for number, (_, dtype) in enumerate(kernel.scalars)]
     codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
     spelled |= {f"a{number}": spelling.loose.format(name) for number, (_, name) in enumerate(scalars)}
-    return Params(members, tuple(declared), tuple(scalars), codes, spelled)
+    pointers = [
+        (f"{_element(own.operand, dialect)}*", spelled[own.pointer])
+        for region in parameters.regions
+        for own in region.operands
+        if own.pointer is not None
+    ]
+    passed = tuple(spelled[name] for name in parameters.names)
+    return Params(members, tuple(declared), tuple(scalars), codes, tuple(pointers), passed, spelled)
+
+
+def _element(operand: Operand, dialect: Dialect) -> str:
+    """Returns the type of an element of ``operand`` in memory."""
+    return f"{'' if operand.kind == 'store' else 'const '}{dialect.storage_types[operand.dtype]}"
 
 
 def _scalar(number: int) -> str:

@@ -66,8 +66,8 @@ def renderer(
         shared = context(kernel, layout, declared, schedule, dialect)
         of_dialect = build or importlib.import_module(f"{package}.{device.dialect}").build
         specific, options = of_dialect(kernel, layout, schedule, shared, dialect)
-        if dialect is CPP:
-            specific = {**specific, "params": shared.host_params}
+        if params is not None and dialect is CPP:
+            specific = {**specific, "params": params.packed}
         elif params is not None:
             specific = {**specific, "params": params.printed(declared.wide, specific.get("map_names", ()))}
         built = {name: shared, **specific} if name else specific, options

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import handle_torch_function
 
-from jitgen.codegen import c_text
+from jitgen.codegen.c_text.tokens import is_expression
 from jitgen.codegen.own_functions import DIALECTS
 from jitgen.errors import UnsupportedError
 from jitgen.ir.attributes import OwnAttrs
@@ -70,7 +70,7 @@ class OwnFunction:
                     f"{name}: {text!r} is no expression in Triton ({error.msg}); write one of {', '.join(parameters)}"
                 ) from None
             return
-        if not c_text.is_expression(text):
+        if not is_expression(text):
             raise UnsupportedError(
                 f"{name}: {text!r} is no expression in {dialect}; write one without statements and outer commas, of "
                 f"{', '.join(parameters)}"

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 import jitgen
-from jitgen.codegen import c_text
+from jitgen.codegen.c_text import types
+from jitgen.codegen.c_text.definition import definition_of
+from jitgen.codegen.c_text.files import includes_of
+from jitgen.codegen.c_text.hooks import EPILOGUE, PROLOGUE, hook_refusal
+from jitgen.codegen.c_text.tokens import tokens_of
 from jitgen.deploy.launch_schema import c_refusal
 from jitgen.errors import TraceError, UnsupportedError
 
@@ -315,9 +319,9 @@ def test_where_a_rule_may_stand(body: str, parameter: str, why: str) -> None:
     macros = "#define MAX(x, y) ((x) < (y) ? (y) : (x))\n  # define \\\n OF [0] + x\n#define RAW(i) 2 * OF\n"
     text = f"void k(const float* x, float* out, float4* v, int i) {{\n{body}\n}}\n{macros}"
     others = ["  #define HEADER x[0]\n#define MEMBER p->x\n#define NEXT(i) i++", "#define FLAG x[0]"]
-    definition = c_text.definition_of(text, "k", language="cpp")
-    kind = c_text.EPILOGUE if parameter == "out" else c_text.PROLOGUE
-    said = c_text.refusal(definition, parameter, kind, others)
+    definition = definition_of(text, "k", language="cpp")
+    kind = EPILOGUE if parameter == "out" else PROLOGUE
+    said = hook_refusal(definition, parameter, kind, others)
     assert (why in said) if why else not said
 
 
@@ -389,9 +393,9 @@ void k(const float* x, const int* order, float* out, int rows, int columns) {
 
 def test_indented_directives_are_directives() -> None:
     text = 'int a; /* b */\n /* c\n */ # \\\n include /**/ "own.h" // d \\\n e\n\f#inc\\\nlude <own2.h>\n a # b'
-    assert [name for name, *_ in c_text.includes_of(text)] == ["own.h", "own2.h"]
-    assert [token.text for token in c_text.tokens_of(text) if token.kind != "directive"] == ["int", "a", ";", *"a#b"]
-    (_, quoted) = c_text.tokens_of('#define A "/*"\nint')
+    assert [name for name, *_ in includes_of(text)] == ["own.h", "own2.h"]
+    assert [token.text for token in tokens_of(text) if token.kind != "directive"] == ["int", "a", ";", *"a#b"]
+    (_, quoted) = tokens_of('#define A "/*"\nint')
     assert quoted.text == "int"
 
 
@@ -416,10 +420,10 @@ def test_flags_that_are_refused(flag: str) -> None:
     ],
 )
 def test_types_of_pointers(type_name: str, dtypes: tuple[str, ...], is_integer: bool | None) -> None:
-    definition = c_text.definition_of(f"void k(const {type_name} *x, {type_name} n) {{}}", "k", language="cpp")
+    definition = definition_of(f"void k(const {type_name} *x, {type_name} n) {{}}", "k", language="cpp")
     for parameter in definition.parameters:
-        assert c_text.dtypes_of(parameter.type) == dtypes
-        assert c_text.is_integer(parameter.type) is is_integer
+        assert types.dtypes_of(parameter.type) == dtypes
+        assert types.is_integer(parameter.type) is is_integer
 
 
 def test_indices_of_rules_are_as_wide_as_their_operands() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from jitgen.families.launch.schedule import USUAL
 from jitgen.families.launch.splices import function_of
 from jitgen.ir.attributes import LaunchAttrs
-from jitgen.ir.launches import CONFIG, CONSTANT, TRITON, Config, kernel_of
+from jitgen.ir.launches import CONFIG, CONSTANT, TRITON, Config
 from jitgen.kernel.operands import WARP
 
 MANY = 64
@@ -28,7 +28,7 @@ SHARE_OF_VECTOR = 0.056
 def sums_of_a_thread(attrs: LaunchAttrs) -> int:
     """Returns how many sums of a product a thread holds, in the first configuration; 0 where nobody can tell, or the
     kernel has no products."""
-    own = kernel_of(attrs)
+    own = attrs.kernel
     if own.language != TRITON or not has_products(own.text):
         return 0
     config = Config(*attrs.configs[0])

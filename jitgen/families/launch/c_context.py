@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgen.codegen import c_text
+from jitgen.codegen.c_text.definition import definition_of
+from jitgen.codegen.c_text.files import includes_of, location_of
 from jitgen.codegen.cpp import CPP
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.edits import edited
 from jitgen.codegen.environment import Rendered, family_folder, user_mark
 from jitgen.codegen.printing import printed
 from jitgen.device import Device
@@ -21,7 +23,7 @@ from jitgen.families.launch.body import Rule, at_the_call
 from jitgen.families.launch.layout import Layout, RuleLayout, launched, parameter_of, parameters, passed_integers
 from jitgen.families.launch.schedule import Schedule, explain
 from jitgen.ir.body import Body, compute_dtype
-from jitgen.ir.launches import TENSOR, kernel_of
+from jitgen.ir.launches import TENSOR
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed import sum_of
 from jitgen.kernel.printed_entry import IN_CUDA, ON_CPU, params_of
@@ -48,12 +50,11 @@ def render(
     """Renders the source of ``kernel``, whose language is the device's dialect."""
     (body,) = kernel.bodies
     own, location = launched(body), body.instructions[0].location
-    text = kernel_of(own.attrs)
-    definition = c_text.definition_of(text.text, text.entry, language=text.language)
+    text = own.attrs.kernel
+    definition = definition_of(text.text, text.entry, language=text.language)
     is_cuda = text.language == "cuda"
     declared = parameters(kernel, [layout], device)
     dialect = CUDA if is_cuda else CPP
-    in_memory = [number for number, operand in enumerate(body.operands) if operand.buffer is not None]
     params = params_of(kernel, declared, dialect, IN_CUDA if is_cuda else ON_CPU)
     context: dict[str, Any]
     if is_cuda:
@@ -63,13 +64,8 @@ def render(
         context["attributes"] = "".join(f"{attribute} " for attribute in attributes)
         context["namespace"] = definition.name.rpartition("::")[0] if context["attributes"] else ""
     else:
-        names = params.spelled
-        pointers = [f"{_storage(body, number, dialect)}* {names[f'p{number}']};" for number in in_memory]
-        scalars = [f"alignas(8) {kind} {name};" for kind, name in params.scalars]
-        integers = [f"int64_t {names[name]};" for name in declared.names]
-        members = [*pointers, *scalars, "alignas(8) int32_t threads;", *integers, "alignas(8) int32_t streaming;"]
-        spelled = {name: f"params.{own_name}" for name, own_name in names.items()}
-        context = {"params": {"members": members, "bytes": 8 * len(members)}}
+        spelled = {name: f"params.{own_name}" for name, own_name in params.spelled.items()}
+        context = {"params": params.packed}
     listed = [*((False, rule) for rule in own.loads), *((True, rule) for rule in own.stores)]
     rules = [
         _rule(rule, is_store, rule_layout, body, dialect, spelled)
@@ -81,11 +77,10 @@ def render(
         for (is_store, rule), printed_rule in zip(listed, rules, strict=True):
             functions[is_store][parameter_of(own.attrs, rule.number)] = f"jitgen_launch::{printed_rule['name']}"
         edits += hooks.replaced(definition, *functions)
-    lines = hooks.edited(text.text, edits).rstrip("\n").split("\n")
+    lines = edited(text.text, edits, keeps_lines=True).rstrip("\n").split("\n")
     context |= {
         "module": [
-            {"text": line, "mark": user_mark(c_text.location_of(text.text, number))}
-            for number, line in enumerate(lines, 1)
+            {"text": line, "mark": user_mark(location_of(text.text, number))} for number, line in enumerate(lines, 1)
         ],
         "rules": rules,
         "called": definition.called,
@@ -95,9 +90,7 @@ def render(
     titles = [line for line in explain(kernel, [layout], schedule, device) if location is None or location not in line]
     flags = {"flags": list(text.flags)} if text.flags else {}
     options = flags | ({"fmad": True} if is_cuda and not any("fmad" in flag for flag in text.flags) else {})
-    included = [
-        name for content in (text.text, *dict(text.headers).values()) for name, *_ in c_text.includes_of(content)
-    ]
+    included = [name for content in (text.text, *dict(text.headers).values()) for name, *_ in includes_of(content)]
     own_headers, packages = text.headers, tuple[str, ...]()
     if is_cuda:
         known = dict(text.headers)
@@ -108,11 +101,6 @@ def render(
     name = f"{NAME}_{definition.name.rpartition('::')[2]}"
     built, own_files = (context, options), (own_headers, packages)
     return source(name, kernel, schedule, device, compiler, titles, built, False, family_folder(NAME), own_files)
-
-
-def _storage(body: Body, number: int, dialect: Dialect) -> str:
-    operand = body.operands[number]
-    return f"{'' if operand.kind == 'store' else 'const '}{dialect.storage_types[operand.dtype]}"
 
 
 def _arguments(kernel: Kernel, layout: Layout, spelled: dict[str, str], dialect: Dialect) -> list[str]:

@@ -123,7 +123,7 @@ def _region(results: Sequence[tuple[int, Node]], partition: Partition) -> tuple[
     """Makes the region of the results (position, value) of one launch; returns also what each holds before, or None."""
     first = launch_of(results[0][1])
     attrs, builder = first.attrs, partition.mover.builder
-    partition.decide(NAME, InDialect(attrs.kernel[1], attrs.kernel[0]))
+    partition.decide(NAME, InDialect(attrs.kernel.entry, attrs.kernel.language))
     nothing = builder.const(0, "int64")
     inputs = [
         nothing
@@ -188,7 +188,7 @@ def _refuse_strides(node: Node, operand: Node, lies: Strided, partition: Partiti
     if _is_argument(operand, partition):
         where = f" at {node.location}" if node.location else ""
         raise UnsupportedError(
-            f"the kernel {node.attrs.kernel[1]}{where} gets a tensor of strides {lies.strides}, and is told none of "
+            f"the kernel {node.attrs.kernel.entry}{where} gets a tensor of strides {lies.strides}, and is told none of "
             "them; pass it contiguous, or pass its strides"
         )
 

@@ -23,7 +23,7 @@ from jitgen.families.launch.layout import (
 )
 from jitgen.families.launch.schedule import Schedule, explain
 from jitgen.ir.body import Body
-from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, TENSOR, kernel_of
+from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, TENSOR
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed import sum_of
 from jitgen.kernel.render import source
@@ -49,7 +49,7 @@ def render(
     """
     (body,), (layout,) = kernel.bodies, layouts
     own, location = launched(body), body.instructions[0].location
-    language, entry, text, *_ = kernel_of(own.attrs)
+    language, entry, text, *_ = own.attrs.kernel
     if device.dialect != language:
         raise UnsupportedError(_in_another_language(entry, language, location, device))
     if language != TRITON.name:

@@ -12,16 +12,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen.codegen import c_text
+from jitgen.codegen.c_text.definition import definition_of
+from jitgen.codegen.c_text.hooks import EPILOGUE, PROLOGUE, hook_refusal
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
 from jitgen.families.launch import NAME, accumulators, splices
 from jitgen.families.launch.layout import parameter_of
 from jitgen.ir import symbols
-from jitgen.ir.attributes import CHANNELS_LAST
+from jitgen.ir.attributes import CHANNELS_LAST, KernelText
 from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.index import Index
-from jitgen.ir.launches import TENSOR, TRITON, KernelText, kernel_of
+from jitgen.ir.launches import TENSOR, TRITON
 from jitgen.ir.nodes import IOTA, LAUNCH, VIEW
 from jitgen.ir.ops import flops_of
 from jitgen.ir.program import Decision
@@ -89,7 +90,7 @@ def _asked(node: Node, number: int, kind: str, refusal: str, partition: Partitio
     Args:
         rule: of one that is stored, its nodes.
     """
-    own = kernel_of(node.attrs)
+    own = node.attrs.kernel
     parameter = parameter_of(node.attrs, number)
     tensors = [name for name, how, value in node.attrs.parameters if how == TENSOR and value == number]
     if not refusal and len(tensors) > 1:
@@ -111,10 +112,10 @@ def refusal_in(own: KernelText, parameter: str, kind: str) -> str:
     """Explains why no rule may stand at the loads, or stores, of ``parameter``; empty if one may."""
     if own.language == TRITON:
         return splices.refusal(own.text, own.entry, parameter, kind)
-    definition = c_text.definition_of(own.text, own.entry, language=own.language)
-    hook = c_text.PROLOGUE if kind == splices.LOAD else c_text.EPILOGUE
+    definition = definition_of(own.text, own.entry, language=own.language)
+    hook = PROLOGUE if kind == splices.LOAD else EPILOGUE
     defined = [f"#define {flag[2:].replace('=', ' ', 1)}" for flag in own.flags if flag.startswith("-D")]
-    return c_text.refusal(definition, parameter, hook, [*dict(own.headers).values(), *defined])
+    return hook_refusal(definition, parameter, hook, [*dict(own.headers).values(), *defined])
 
 
 # -------------------------------------------------------------------------------------------------- behind a result
@@ -240,7 +241,7 @@ def is_computed_at_loads(node: Node, number: int, users: Collection[Node], parti
     ]
     computed = _operations_of(operand)
     flops = sum(flops_of(one.op) for one in computed)
-    has_products = accumulators.has_products(kernel_of(node.attrs).text)
+    has_products = accumulators.has_products(node.attrs.kernel.text)
     most = FLOPS_OF_A_TILE if has_products else FLOPS_OF_A_LOAD
     tensors = _tensors_of(operand)
     refusal = ""

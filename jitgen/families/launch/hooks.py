@@ -1,4 +1,4 @@
-"""Puts rules into a user's kernel in CUDA C++ or C++, at its hooks (``codegen/c_text.py``).
+"""Puts rules into a user's kernel in CUDA C++ or C++, at its hooks (``codegen/c_text/hooks.py``).
 
 ``JITGEN_PROLOGUE(x[i], row, column)`` becomes a call of a generated function, which computes what would be loaded; the
 statement ``out[i] = JITGEN_EPILOGUE(value, row, column);`` becomes a call of one that stores what follows the kernel.
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jitgen.codegen import c_text
-from jitgen.codegen.c_text import Definition
+from jitgen.codegen.c_text.definition import Definition
+from jitgen.codegen.c_text.hooks import PROLOGUE, hooks_of
+from jitgen.codegen.edits import Edit
 
 STRUCT = "jitgen_params"
 """What the kernel's function calls the struct."""
-Edit = tuple[int, int, str]
 
 
 def as_function(definition: Definition) -> list[Edit]:
@@ -25,11 +25,11 @@ def as_function(definition: Definition) -> list[Edit]:
     edits = []
     for position, token in enumerate(definition.head):
         if token.text == "__global__":
-            edits.append((token.start, token.end, "__device__ __forceinline__"))
+            edits.append(Edit(token.start, token.end, "__device__ __forceinline__"))
         following = definition.head[position + 1].text if position + 1 < len(definition.head) else ""
         if token.text == "extern" and following.startswith('"'):
-            edits.append((token.start, definition.head[position + 1].end, ""))
-    edits += [(attribute[0].start, attribute[-1].end, "") for attribute in definition.attributes]
+            edits.append(Edit(token.start, definition.head[position + 1].end, ""))
+    edits += [Edit(attribute[0].start, attribute[-1].end, "") for attribute in definition.attributes]
     return edits
 
 
@@ -41,22 +41,16 @@ def replaced(definition: Definition, loads: Mapping[str, str], stores: Mapping[s
     """
     types = {parameter.name: parameter.type for parameter in definition.parameters}
     edits = []
-    for hook in c_text.hooks_of(definition)[0]:
-        function = (loads if hook.kind == c_text.PROLOGUE else stores).get(hook.parameter)
+    for hook in hooks_of(definition)[0]:
+        function = (loads if hook.kind == PROLOGUE else stores).get(hook.parameter)
         if function is None:
             continue
         kind, (first, last), (start, end) = types[hook.parameter], hook.index, hook.value
-        if hook.kind == c_text.PROLOGUE:
-            edits += [(hook.start, first, f"{function}<{kind}>({STRUCT}, "), (last, hook.rest, ",")]
+        if hook.kind == PROLOGUE:
+            edits += [Edit(hook.start, first, f"{function}<{kind}>({STRUCT}, "), Edit(last, hook.rest, ",")]
         else:
-            edits += [(hook.start, first, f"{function}({STRUCT}, "), (last, start, f", ({kind})("), (end, end, ")")]
+            edits += [Edit(hook.start, first, f"{function}({STRUCT}, "), Edit(last, start, f", ({kind})(")]
+            edits.append(Edit(end, end, ")"))
     following = ", " if definition.parameters else ""
-    edits.append((definition.opening, definition.opening, f"const jitgen_launch::Params& {STRUCT}{following}"))
+    edits.append(Edit(definition.opening, definition.opening, f"const jitgen_launch::Params& {STRUCT}{following}"))
     return edits
-
-
-def edited(text: str, edits: list[Edit]) -> str:
-    """Returns ``text`` with ranges replaced, of which none is within another; its lines stay where they are."""
-    for start, end, spelled in sorted(edits, reverse=True):
-        text = text[:start] + spelled + "\n" * text.count("\n", start, end) + text[end:]
-    return text

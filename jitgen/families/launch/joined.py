@@ -18,15 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.codegen.edits import Edit, Positions, Renamed, edited
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
 from jitgen.families.launch import NAME, accumulators, splices
 from jitgen.families.launch.layout import parameter_of
-from jitgen.families.launch.splices import Access, Edit, edited, function_of, pointer_of
-from jitgen.ir.attributes import LaunchAttrs
+from jitgen.families.launch.splices import Access, function_of, pointer_of
+from jitgen.ir.attributes import KernelText, LaunchAttrs
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.index import Index
-from jitgen.ir.launches import CONFIG, CONSTANT, TENSOR, TRITON, Config, kernel_of
+from jitgen.ir.launches import CONFIG, CONSTANT, TENSOR, TRITON, Config
 from jitgen.ir.nodes import LAUNCH
 from jitgen.ir.program import Decision
 
@@ -80,7 +81,7 @@ def joined(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
             attrs = _joined_attrs(first, seconds[0], number)
         except _Apart as reason:
             refusal = str(reason)
-        names = kernel_of(first.attrs).entry, kernel_of(seconds[0].attrs).entry
+        names = first.attrs.kernel.entry, seconds[0].attrs.kernel.entry
         if not partition.decide(NAME, Joined(*names, refusal)).fused or attrs is None:
             continue
         operands, made, places = attrs
@@ -96,13 +97,13 @@ def _pairs(values: Sequence[Node], known: set[Node]) -> Any:
     index = Index(values)
     roots = set(values)
     for node in topological(values):
-        if node.kind is not LAUNCH or node in roots or kernel_of(node.attrs).language != TRITON:
+        if node.kind is not LAUNCH or node in roots or node.attrs.kernel.language != TRITON:
             continue
         users = list(index.users[node])
         if not users or any(user.kind is not LAUNCH or user in known for user in users):
             continue
         launches = {(user.inputs, user.attrs._replace(result=-1)) for user in users}
-        if len(launches) == 1 and kernel_of(users[0].attrs).language == TRITON and len(node.attrs.written) == 1:
+        if len(launches) == 1 and users[0].attrs.kernel.language == TRITON and len(node.attrs.written) == 1:
             yield node, users, users[0].inputs.index(node)
 
 
@@ -166,7 +167,7 @@ def _joined_attrs(first: Node, second: Node, number: int) -> tuple[list[Node], L
             parameters.append((name if of_first else names.get(name, name), how, value))
     written = tuple(sorted(places[value] for value in b.written))
     made = LaunchAttrs(
-        (TRITON, entry, text),
+        KernelText(TRITON, entry, text),
         tuple(parameters),
         (((), config.options, config.grid),),
         written,
@@ -181,8 +182,9 @@ class _Joining:
     """Holds two kernels whose texts become one."""
 
     def __init__(self, first: Node, second: Node, number: int, element: str) -> None:
-        self.texts = kernel_of(first.attrs).text, kernel_of(second.attrs).text
-        self.entries = kernel_of(first.attrs).entry, kernel_of(second.attrs).entry
+        self.texts = first.attrs.kernel.text, second.attrs.kernel.text
+        self.entries = first.attrs.kernel.entry, second.attrs.kernel.entry
+        self.positions = tuple(map(Positions, self.texts))
         self.functions = tuple(function_of(*pair) for pair in zip(self.texts, self.entries, strict=True))
         self.pointers = parameter_of(first.attrs, first.attrs.result), parameter_of(second.attrs, number)
         self.nodes, self.element = (first, second), element
@@ -207,9 +209,9 @@ class _Joining:
         value = self._plain(store.value, 0, {})
         stored = f"tl.cast({value}, {self.element})"
         stored = f"{BETWEEN}, _ = tl.broadcast({stored}, {shape})" if shape else f"{BETWEEN} = {stored}"
-        edits[0].append(_over(store.node, stored))
+        edits[0].append(self.positions[0].over(store.node, stored))
         for load in loads:
-            edits[1].append(_over(load.node, self._loaded(load, names)))
+            edits[1].append(self.positions[1].over(load.node, self._loaded(load, names)))
         bodies = [self._body(which, edits[which]) for which in (0, 1)]
         arguments = []
         for which, function in enumerate(self.functions):
@@ -268,17 +270,18 @@ class _Joining:
         pointer = pointer_of(self.texts[which], self.entries[which], parameter, kind)
         gone = [*pointer.assigned, *(access.node for access in pointer.accesses)]
         within = {id(inner) for node in gone for inner in ast.walk(node)}
-        edits = [_over(statement, "pass") for statement in pointer.assigned]
+        over = self.positions[which].over
+        edits = [over(statement, "pass") for statement in pointer.assigned]
         for node in ast.walk(function):
             if id(node) in within:
                 continue
             if isinstance(node, ast.Attribute) and ast.unparse(node) == f"{parameter}.dtype.element_ty":
-                edits.append(_over(node, self.element))
+                edits.append(over(node, self.element))
                 within |= {id(inner) for inner in ast.walk(node)}
             elif isinstance(node, ast.Name) and node.id in pointer.names:
                 raise _Apart(f"{function.name} uses {node.id} otherwise")
             elif isinstance(node, ast.Name) and node.id in names:
-                edits.append(_over(node, names[node.id]))
+                edits.append(over(node, names[node.id]))
         return edits
 
     def _loaded(self, load: Access, names: Mapping[str, str]) -> str:
@@ -290,7 +293,7 @@ class _Joining:
     def _plain(self, node: ast.expr | None, which: int, names: Mapping[str, str]) -> str:
         """Returns the text of ``node`` without the pointer, of which it may ask the dtype."""
         parameter = self.pointers[which]
-        text = ast.unparse(_Renaming(names).visit(_copy(node))) if node is not None else "0"
+        text = ast.unparse(Renamed(names).visit(_copy(node))) if node is not None else "0"
         pointer = names.get(parameter, parameter)
         text = text.replace(f"{pointer}.dtype.element_ty", self.element)
         if any(isinstance(other, ast.Name) and other.id == pointer for other in ast.walk(ast.parse(text, mode="eval"))):
@@ -305,24 +308,13 @@ class _Joining:
             first = body[1]
         if first.lineno == function.lineno:
             raise _Apart(f"{function.name} is one line")
-        lines = edited(self.texts[which], edits).split("\n")[first.lineno - 1 : body[-1].end_lineno]
+        whole = "\n".join(self.positions[which].lines[: body[-1].end_lineno])
+        lines = edited(whole, edits).split("\n")[first.lineno - 1 :]
         return textwrap.indent(textwrap.dedent("\n".join(lines)), "    ") + "\n"
 
 
 def _copy(node: ast.expr) -> ast.expr:
     return ast.parse(ast.unparse(node), mode="eval").body
-
-
-class _Renaming(ast.NodeTransformer):
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self.names.get(node.id, node.id), node.ctx)
-
-
-def _over(node: Any, text: str) -> Edit:
-    return Edit((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset), text)
 
 
 def _locals(function: ast.FunctionDef) -> set[str]:

@@ -19,7 +19,7 @@ from jitgen.families.launch.body import Launched, Rule, at_the_call
 from jitgen.ir import symbols
 from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.body import Body
-from jitgen.ir.launches import INT, TENSOR, TRITON, UNSPECIALIZED, kernel_of
+from jitgen.ir.launches import INT, TENSOR, TRITON, UNSPECIALIZED
 from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Strided, contiguous_strides
@@ -116,7 +116,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Launch
     """Computes layout and geometry of the kernel's one body."""
     (body,), environment = kernel.bodies, call.environment
     attrs, views = attrs_of(body), views_of(body, call)
-    is_triton = kernel_of(attrs).language == TRITON
+    is_triton = attrs.kernel.language == TRITON
     numbers = [int(symbols.evaluate(value, environment)) for _, value, _ in passed_integers(attrs)]
     specialized = [is_known for _, _, is_known in passed_integers(attrs)]
     known = tuple(_known(number) if use else 0 for number, use in zip(numbers, specialized, strict=True))

@@ -99,10 +99,11 @@ def launch(
     where = f" at {location}" if location else ""
     if not all(0 < size <= most for size, most in zip(grid, GRID_LIMITS, strict=True)):
         raise UnsupportedError(
-            f"the grid of {attrs.kernel[1]} is {grid}{where}; each size has to be at least 1, and at most {GRID_LIMITS}"
+            f"the grid of {attrs.kernel.entry} is {grid}{where}; each size has to be at least 1, and at most "
+            f"{GRID_LIMITS}"
         )
     if of_block:
-        return _of_blocks(attrs.kernel[1], where, grid, of_block, device)
+        return _of_blocks(attrs.kernel.entry, where, grid, of_block, device)
     x, *others = grid
     threads = (schedule.option("num_warps") * WARP, 1, 1)
     return LaunchShape((x * blocks, *others), threads, cluster=blocks, any_cluster=blocks > 1)  # type: ignore[arg-type]
@@ -132,7 +133,7 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, devic
     attrs, location = own.attrs, body.instructions[0].location
     written = ", ".join(parameter_of(attrs, number) for number in attrs.written)
     read = ", ".join(parameter_of(attrs, n) for n in range(len(own.dtypes)) if n not in attrs.written)
-    lines = [f"the kernel {attrs.kernel[1]}, written by you" + (f", launched at {location}" if location else "")]
+    lines = [f"the kernel {attrs.kernel.entry}, written by you" + (f", launched at {location}" if location else "")]
     lines.append(f"writes {written}" + (f", reads {read}" if read else ""))
     for rules, where, verb in ((own.loads, "before", "loads"), (own.stores, "behind", "stores")):
         for rule in rules:

@@ -21,7 +21,9 @@ import ast
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+from jitgen.codegen.edits import Edit, Positions, edited
 
 LOAD, STORE = "load", "store"
 _ARGUMENTS = {LOAD: ("pointer", "mask", "other"), STORE: ("pointer", "value", "mask")}
@@ -214,7 +216,7 @@ def spliced(text: str, entry: str, splices: Sequence[Splice]) -> str:
     first = function.body[0]
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(function.body) > 1:
         first = function.body[1]
-    rewriting = _Rewriting()
+    rewriting, positions = _Rewriting(), Positions(text)
     for splice in splices:
         pointer = pointer_of(text, entry, splice.parameter, splice.kind)
         rewriting.add(splice, pointer)
@@ -223,30 +225,20 @@ def spliced(text: str, entry: str, splices: Sequence[Splice]) -> str:
         pointer = pointer_of(text, entry, splice.parameter, splice.kind)
         offsets = rewriting.offsets[splice.parameter]
         if offsets[splice.parameter] != ZERO:
-            at = (first.lineno, first.col_offset)
+            at = positions.start(first)
             edits.append(Edit(at, at, f"{offsets[splice.parameter]} = {ZERO}\n{' ' * first.col_offset}"))
         for statement in pointer.assigned:
-            end = (statement.end_lineno or 0, statement.end_col_offset or 0)
+            end = positions.end(statement)
             target = _target(statement)
             sign = "" if isinstance(statement, ast.Assign) else "+" if isinstance(statement.op, ast.Add) else "-"
             value = rewriting.text(statement.value, {} if sign else offsets)
             edits.append(Edit(end, end, f"; {offsets[target]} {sign}= {value}"))
-    for node in _outermost(function, rewriting.accesses):
-        start, end = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
-        edits.append(Edit(start, end, rewriting.text(node, {})))
+    accesses = _outermost(function, rewriting.accesses)
+    edits += [positions.over(node, rewriting.text(node, {})) for node in accesses]
     added = dict.fromkeys(argument for splice in splices for argument in splice.arguments)
-    before = function.args.args[0]
-    at = (before.lineno, before.col_offset)
+    at = positions.start(function.args.args[0])
     edits.append(Edit(at, at, "".join(f"{argument}, " for argument in added)))
     return edited(text, edits)
-
-
-class Edit(NamedTuple):
-    """Replaces the range from ``start`` to ``end``, pairs of line and column as a tree has them, by ``text``."""
-
-    start: tuple[int, int]
-    end: tuple[int, int]
-    text: str
 
 
 class _Rewriting:
@@ -308,12 +300,3 @@ def _outermost(root: ast.AST, calls: Mapping[int, Any]) -> list[ast.Call]:
         else:
             stack.extend(ast.iter_child_nodes(node))
     return listed
-
-
-def edited(text: str, edits: Sequence[Edit]) -> str:
-    """Returns ``text`` with ranges replaced, of which none is within another."""
-    lines = [line.encode() for line in text.split("\n")]
-    for (first, start), (last, end), spelled in sorted(edits, reverse=True):
-        rest = lines[last - 1][end:]
-        lines[first - 1 : last] = (lines[first - 1][:start] + spelled.encode() + rest).split(b"\n")
-    return b"\n".join(lines).decode()

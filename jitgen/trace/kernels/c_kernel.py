@@ -4,7 +4,7 @@ A kernel is a file, or a text, and the name of a function in it. What the functi
 when the kernel is made, so that its content is part of every key; headers of CUDA and of compilers are found where a
 kernel is compiled. A pointer to ``const`` is read, another one is written. Sizes among the arguments stay symbolic.
 
-Neighbours: ``codegen/c_text.py`` reads the text, ``launch.py`` makes the nodes, ``call/own_kernels.py`` launches
+Neighbours: ``codegen/c_text/`` reads the text, ``launch.py`` makes the nodes, ``call/own_kernels.py`` launches
 kernels outside of traces.
 """
 
@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from jitgen.codegen import c_text
-from jitgen.codegen.c_text import Definition, Parameter
+from jitgen.codegen.c_text.definition import Definition, Parameter, definition_of
+from jitgen.codegen.c_text.files import MOST_HEADERS, includes_of, is_harmless_flag, note_file
+from jitgen.codegen.c_text.types import dtypes_of, is_integer
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.launches import DOUBLE, TENSOR, UNSPECIALIZED, KernelText
+from jitgen.ir.attributes import KernelText
+from jitgen.ir.launches import DOUBLE, TENSOR, UNSPECIALIZED
 from jitgen.trace.kernels.launch import Launch, trace_in_progress
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.table import of_lists
@@ -67,14 +69,14 @@ class CKernel:
         else:
             text = str(source)
             self.file, self.line = _made_at()
-        refused = [flag for flag in options if not c_text.is_harmless_flag(flag)]
+        refused = [flag for flag in options if not is_harmless_flag(flag)]
         if refused:
             raise UnsupportedError(
                 f"the kernel {entry}: the option {refused[0]!r} is not passed to a compiler; options are -D, -O, -W, "
                 "-use_fast_math, --fmad=, --maxrregcount= and the like. The target says for which machine a kernel is "
                 "compiled, and include_dirs= where headers are"
             )
-        self.definition: Definition = c_text.definition_of(text, entry, self.file, language)
+        self.definition: Definition = definition_of(text, entry, self.file, language)
         directories = [Path(directory) for directory in include_dirs]
         text, headers = _with_headers(text, path.parent if path is not None else None, directories)
         self.text = KernelText(language, entry, text, headers, tuple(options))
@@ -82,7 +84,7 @@ class CKernel:
         self.name = self.definition.name.rpartition("::")[2]
         if any(ord(character) < 9 for content in (text, *dict(headers).values()) for character in content):
             raise UnsupportedError(f"{self.where()}: the text of {self.name} has control characters; take them out")
-        c_text.note_file(text, self.file, self.line)
+        note_file(text, self.file, self.line)
         if not any(parameter.is_pointer and not parameter.is_const for parameter in self.definition.parameters):
             raise UnsupportedError(
                 f"{self.where()}: {self.name} writes nothing, as none of its pointers is to what is not const; give it "
@@ -96,7 +98,7 @@ class CKernel:
         kernel = cls.__new__(cls)
         kernel.text = KernelText(language, entry, source, tuple((name, own) for name, own in headers), tuple(flags))
         kernel.file, kernel.line, kernel.operator_text = file, line, text
-        kernel.definition = c_text.definition_of(source, entry, file, language)
+        kernel.definition = definition_of(source, entry, file, language)
         kernel.name = kernel.definition.name.rpartition("::")[2]
         return kernel
 
@@ -150,7 +152,7 @@ class CKernel:
         ]
 
     def _is_float(self, parameter: Parameter) -> bool:
-        return c_text.is_integer(self.definition.type_of(parameter)) is False
+        return is_integer(self.definition.type_of(parameter)) is False
 
     def check_count(self, arguments: Sequence[Any]) -> None:
         """Raises UnsupportedError where a launch has another number of arguments than the kernel has parameters."""
@@ -204,7 +206,7 @@ def _with_headers(
 
     def included(text: str, folder: Path | None) -> str:
         edits = []
-        for name, is_quoted, (start, end) in c_text.includes_of(text):
+        for name, is_quoted, (start, end) in includes_of(text):
             path = next(_candidates(name, folder if is_quoted else None, directories), None)
             if path is None:
                 continue
@@ -215,8 +217,8 @@ def _with_headers(
                 while own in texts:
                     number += 1
                     own = f"own{number}/{plain}"
-                if len(texts) >= c_text.MOST_HEADERS:
-                    raise UnsupportedError(f"a kernel includes more than {c_text.MOST_HEADERS} headers; give it fewer")
+                if len(texts) >= MOST_HEADERS:
+                    raise UnsupportedError(f"a kernel includes more than {MOST_HEADERS} headers; give it fewer")
                 names[path], texts[own] = own, ""
                 texts[own] = included(path.read_text(), path.parent)
             if own != name:
@@ -258,7 +260,7 @@ class _Launch(Launch):
         tensors = {name: value for name, how, value in passed if how == TENSOR}
         written = sorted({tensors[p.name] for p in definition.parameters if p.is_pointer and not p.is_const})
         config = ((), (), tuple(self._sizes(sizes)))
-        self.emit(tuple(kernel.text), passed, [config], written, tensors)
+        self.emit(kernel.text, passed, [config], written, tensors)
 
     def _sizes(self, sizes: Sequence[Any]) -> Iterator[Any]:
         """Yields the sizes of the grid, and of a kernel in CUDA C++ those of the block and the bytes of shared
@@ -283,7 +285,7 @@ class _Launch(Launch):
             if not is_tensor:
                 raise self.wrong(f"{name} is {parameter} in {where}, and {_words(value)} is given")
             number = self.operand(name, value)
-            expected, dtype = c_text.dtypes_of(definition.type_of(parameter)), self.operands[number].dtype
+            expected, dtype = dtypes_of(definition.type_of(parameter)), self.operands[number].dtype
             if expected and dtype not in expected:
                 raise self.wrong(
                     f"{name} is {parameter} in {where}, and a tensor of {dtype} is given; convert it to "
@@ -298,7 +300,7 @@ class _Launch(Launch):
             expr, kind = int(self.trace_.guards.value(expr)), "int"
         if kind not in ("int", "float"):
             raise self.wrong(f"{name} is the number {parameter} in {where}, and {_words(value)} is given")
-        if kind == "float" and c_text.is_integer(definition.type_of(parameter)):
+        if kind == "float" and is_integer(definition.type_of(parameter)):
             raise self.wrong(f"{name} is the integer {parameter} in {where}, and {_words(value)} is given")
         return name, UNSPECIALIZED if kind == "int" else DOUBLE, expr
 

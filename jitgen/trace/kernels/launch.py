@@ -14,7 +14,7 @@ import torch
 
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.attributes import LaunchAttrs
+from jitgen.ir.attributes import KernelText, LaunchAttrs
 from jitgen.ir.graph import Node
 from jitgen.ir.launches import results_of
 from jitgen.ir.nodes import LAUNCH, VIEW
@@ -96,7 +96,7 @@ class Launch:
 
     def emit(
         self,
-        kernel: tuple[Any, ...],
+        kernel: KernelText,
         parameters: Sequence[tuple[str, str, Any]],
         configs: Sequence[tuple[Any, ...]],
         written: Sequence[int],

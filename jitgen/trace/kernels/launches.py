@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.ir import symbols
+from jitgen.ir.attributes import KernelText
 from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, INT, TENSOR, UNSPECIALIZED
 from jitgen.trace.kernels.launch import Launch, trace_in_progress
 from jitgen.trace.kernels.triton_accesses import accesses
@@ -218,7 +219,7 @@ class _Launch(Launch):
         written = sorted({tensors[name] for name in accesses(self.kernel).written if name in tensors})
         chosen = {name for name, how, _ in parameters if how == CONFIG}
         configs = [self._config(way, chosen, number) for number, way in enumerate(ways)]
-        self.emit(("triton", entry, text), parameters, configs, written, tensors)
+        self.emit(KernelText("triton", entry, text), parameters, configs, written, tensors)
 
     def _parameter(
         self, parameter: inspect.Parameter, ways: Sequence[_Way], helpers: Mapping[int, str]

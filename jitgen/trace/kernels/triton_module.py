@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.codegen.edits import Edit, Positions, edited
 from jitgen.errors import UnsupportedError
 
 _MISSING = object()
@@ -187,12 +188,12 @@ class _Writer:
             return self._written[id(kernel)]
         own = defined(kernel)
         name = self._written[id(kernel)] = self._free(own.tree.name, kernel)
-        replaced: list[tuple[ast.AST, str]] = []
+        positions, edits = Positions(own.text), list[Edit]()
         for node in _outermost(own.tree):
             spelled = self._spelled(own, node)
             if spelled is not None:
-                replaced.append((node, spelled))
-        text = replaced_in(own.text, replaced)
+                edits.append(positions.over(node, spelled))
+        text = edited(own.text, edits)
         if name != own.tree.name:
             text = text.replace(f"def {own.tree.name}", f"def {name}", 1)
         decorator = "@triton.constexpr_function" if is_constexpr_function(kernel) else "@triton.jit"
@@ -290,16 +291,6 @@ def _outermost(tree: ast.FunctionDef) -> list[ast.expr]:
         else:
             stack.extend(ast.iter_child_nodes(node))
     return sorted(listed, key=lambda node: (node.lineno, node.col_offset))
-
-
-def replaced_in(text: str, replaced: list[tuple[Any, str]]) -> str:
-    """Returns ``text`` with each node of its tree replaced by other text."""
-    lines = text.encode().split(b"\n")
-    for node, spelled in sorted(replaced, key=lambda pair: (pair[0].lineno, pair[0].col_offset), reverse=True):
-        first, last = node.lineno - 1, node.end_lineno - 1
-        end = lines[last][node.end_col_offset :]
-        lines[first : last + 1] = [lines[first][: node.col_offset] + spelled.encode() + end]
-    return b"\n".join(lines).decode()
 
 
 def constant(value: Any) -> str | None:

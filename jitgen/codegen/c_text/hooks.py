@@ -1,0 +1,180 @@
+"""Finds the hooks of a kernel, and says why no rule may stand at one.
+
+A *hook* is where a rule may be spliced: ``JITGEN_PROLOGUE(x[i], row, column)`` in place of a load, and
+``out[i] = JITGEN_EPILOGUE(value, row, column);``, a store. Without a rule either macro is its first argument. The
+column counts along the tensor's last dimension, the row along all others.
+
+Neighbours: ``families/launch/hooks.py`` rewrites the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jitgen.codegen.c_text.definition import Definition
+from jitgen.codegen.c_text.tokens import Token, closing_of, is_qualified, spelled, split_at_commas, tokens_of
+from jitgen.codegen.c_text.types import dtypes_of
+
+PROLOGUE, EPILOGUE = "JITGEN_PROLOGUE", "JITGEN_EPILOGUE"
+_CONTINUED = re.compile(r"\\[^\S\n]*\n")
+"""The end of a line that the next one continues."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Locates a hook, and the pointer that it stands for.
+
+    Attributes:
+        parameter: the pointer's.
+        kind: ``PROLOGUE`` or ``EPILOGUE``.
+        start: of the statement, or of the macro.
+        index: where the element's index begins and ends.
+        value: where the first argument begins and ends.
+        rest: behind the comma that follows it.
+    """
+
+    parameter: str
+    kind: str
+    start: int
+    index: tuple[int, int]
+    value: tuple[int, int]
+    rest: int
+
+
+@functools.lru_cache(64)
+def macros_of(texts: tuple[str, ...]) -> dict[str, list[Token]]:
+    """Returns by its name what each macro of ``texts`` is replaced by, without its parameters and members."""
+    macros: dict[str, list[Token]] = {}
+    for text in texts:
+        for token in tokens_of(text):
+            words = tokens_of(_CONTINUED.sub("", token.text).lstrip("#%:")) if token.kind == "directive" else ()
+            if len(words) < 2 or words[0].text != "define":
+                continue
+            by, own = words[2:], set[str]()
+            if by and by[0].text == "(" and by[0].start == words[1].end:
+                closing = closing_of(by, 0)
+                own, by = {other.text for other in by[:closing] if other.kind == "name"}, by[closing + 1 :]
+            free = [w for n, w in enumerate(by) if w.text not in own and not (w.kind == "name" and is_qualified(by, n))]
+            macros.setdefault(words[1].text, []).extend(free)
+    return macros
+
+
+def _reached(tokens: Sequence[Token], macros: Mapping[str, list[Token]]) -> dict[str, list[Token]]:
+    """Returns the macros that ``tokens`` use, themselves or by other macros."""
+    reached: dict[str, list[Token]] = {}
+    waiting = list(tokens)
+    while waiting:
+        name = waiting.pop().text
+        if name in macros and name not in reached:
+            reached[name] = macros[name]
+            waiting += macros[name]
+    return reached
+
+
+def _changes(tokens: Sequence[Token], macros: Mapping[str, list[Token]]) -> bool:
+    """Returns whether the expression ``tokens`` changes a variable, or has directives in it."""
+    for listed in (tokens, *_reached(tokens, macros).values()):
+        text = spelled([token for token in listed if token.kind != "string"])
+        if re.search(r"\+\+|--|(?<![=!<>])=(?!=)|<<=|>>=|#", text):
+            return True
+    return False
+
+
+def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[Hook], dict[str, str]]:
+    """Returns the hooks in the kernel's body, and why no rule may stand at those of a parameter, by its name.
+
+    Args:
+        others: texts that may define macros too: headers, and the flags of a compiler as directives.
+    """
+    body = definition.body
+    macros = macros_of((definition.text, *others))
+    pointers = {parameter.name: parameter for parameter in definition.parameters if parameter.is_pointer}
+    hooks: list[Hook] = []
+    explained: set[int] = set()
+    refusals: dict[str, str] = {}
+
+    def refuse(name: str, token: Token, why: str) -> None:
+        line = definition.line_of(token.start)
+        refusals.setdefault(name, f"{why}, in line {line}: {definition.quoted(token.start)}")
+
+    for number, token in enumerate(body[:-1]):
+        if token.text not in (PROLOGUE, EPILOGUE) or body[number + 1].text != "(":
+            continue
+        closing = closing_of(body, number + 1)
+        arguments = split_at_commas(body[number + 2 : closing])
+        mentioned = [other.text for other in body[number + 2 : closing] if other.text in pointers]
+        if len(arguments) != 3:
+            for name in mentioned:
+                refuse(name, token, f"{token.text} takes a value, a row and a column")
+            continue
+        value = arguments[0]
+        if token.text == PROLOGUE:
+            name, element, start = value[0].text, value, token.start
+            is_element = len(value) > 3 and value[1].text == "[" and closing_of(value, 1) == len(value) - 1
+            if name not in pointers or not is_element:
+                for name in mentioned:
+                    refuse(name, token, f"{PROLOGUE} takes an element, such as {name}[i]")
+                continue
+        else:
+            target = _target(body, number)
+            ends = closing + 1 < len(body) and body[closing + 1].text == ";"
+            if target is None or body[target].text not in pointers or not ends:
+                continue
+            name, element, start = body[target].text, body[target : number - 1], body[target].start
+        explained.add(element[0].start)
+        index = element[2:-1]
+        if len(split_at_commas(index)) != 1 or any(_changes(piece, macros) for piece in (index, *arguments[1:])):
+            refuse(name, token, "the index, the row or the column of a hook changes a variable")
+        of_index, of_value = ((piece[0].start, piece[-1].end) for piece in (index or element, value))
+        hooks.append(Hook(name, token.text, start, of_index, of_value, body[number + 2 + len(value)].end))
+    for number, token in enumerate(body):
+        is_used = token.text in pointers and token.kind == "name" and token.start not in explained
+        if is_used and not is_qualified(body, number):
+            refuse(token.text, token, f"{token.text} is used outside of its hooks")
+        if token.kind == "directive":
+            for name in pointers:
+                if re.search(rf"\b{name}\b", token.text):
+                    refuse(name, token, f"{name} is used in a directive")
+    for macro, replacement in _reached(body, macros).items():
+        words = {macro, *(token.text for token in replacement)}
+        joins = "##" in spelled(replacement)
+        for name in pointers:
+            if name in words or joins:
+                refusals.setdefault(name, f"the macro {macro} {'joins words' if joins else f'is or uses {name}'}")
+    return hooks, refusals
+
+
+def _target(body: Sequence[Token], number: int) -> int | None:
+    """Returns the pointer that the statement ``name[index] = <macro at number>`` stores to; None where it is none."""
+    if number < 4 or body[number - 1].text != "=" or body[number - 2].text != "]":
+        return None
+    depth = 0
+    for position in range(number - 2, -1, -1):
+        depth += (body[position].text == "]") - (body[position].text == "[")
+        if depth == 0:
+            break
+    target = position - 1
+    before = body[target - 1].text if target > 0 else ";"
+    return target if target >= 0 and before in (";", "{", "}", ")", "else", ":") else None
+
+
+def hook_refusal(definition: Definition, parameter: str, kind: str, others: Sequence[str] = ()) -> str:
+    """Explains why no rule may stand at the hooks of ``parameter``; empty if one may.
+
+    Args:
+        others: as in ``hooks_of``.
+    """
+    hooks, refusals = hooks_of(definition, others)
+    if not any(hook.kind == kind and hook.parameter == parameter for hook in hooks):
+        element = f"{PROLOGUE}({parameter}[i], row, column)"
+        store = f"{parameter}[i] = {EPILOGUE}(value, row, column);"
+        return f"it has no hook for it, such as {element if kind == PROLOGUE else store}"
+    (own,) = (other for other in definition.parameters if other.name == parameter)
+    if not dtypes_of(definition.type_of(own)):
+        return f"nobody can tell of which dtype {own.type} is"
+    if any(hook.kind != kind and hook.parameter == parameter for hook in hooks):
+        return f"{parameter} has hooks of both kinds"
+    return refusals.get(parameter, "")
