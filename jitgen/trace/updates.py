@@ -15,7 +15,7 @@ from jitgen.ir.graph import Node
 from jitgen.ir.nodes import GATHER, INPUT, VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace import own_facts
-from jitgen.trace.argument_strides import row_major, strides_of
+from jitgen.trace.argument_strides import is_contiguous, row_major, strides_of
 from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.location import quote, user_location
 from jitgen.trace.proxy import Memory, TensorProxy
@@ -73,10 +73,12 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
             "  move it there first, with .to(device)"
         )
     own_facts.refuse_untracked_update(trace, proxy, value, name)
-    sharing = [alias for alias in (alias() for alias in proxy.memory.proxies) if alias is not None]
+    _settle_contiguous(trace, proxy.memory)
     memory = proxy.memory
+    sharing = [alias for alias in (alias() for alias in memory.proxies) if alias is not None]
     base = memory.base
-    if memory_of(base).kind is INPUT and all(alias.input is None for alias in sharing):
+    is_own = memory.is_row_major  # a copy, or made by the function
+    if not is_own and memory_of(base).kind is INPUT and all(alias.input is None for alias in sharing):
         raise UnsupportedError(
             f"{trace.name}: {name} updates a view of which the trace does not know the tensor{quote(user_location())}\n"
             "  update the tensor itself, or clone the view"
@@ -98,6 +100,39 @@ def updated(trace: Trace, proxy: TensorProxy | None, value: Node, name: str) -> 
     for alias in sharing:
         if alias.input is not None:
             trace.new_values.set(alias.input, alias.value)
+
+
+def _settle_contiguous(trace: Trace, memory: Memory) -> None:
+    """Decides which tensors that ``contiguous`` made of an argument are views of it, and which are copies and have
+    memory of their own. A guard on the argument's strides holds that."""
+    copies: dict[int, Memory] = {}
+    for reference in [*memory.proxies] if memory.input is not None else ():
+        alias = reference()
+        path = _path(memory.base, alias.value) if alias is not None else None
+        if alias is None or path is None or all(step.attrs != CONTIGUOUS for step in path):
+            continue
+        value, argument = memory.base, _argument(trace, memory.input)  # type: ignore[arg-type]
+        for step in path:
+            if step.attrs != CONTIGUOUS:
+                value, argument = (_moved(trace, source, (step,)) for source in (value, argument))
+            elif not is_contiguous(trace, argument):
+                alias.memory = copies.setdefault(id(step), Memory(step, is_row_major=True))
+                alias.memory.proxies.append(reference)
+                memory.proxies = [other for other in memory.proxies if other is not reference]
+                break
+        else:
+            alias.value = value
+
+
+def _path(base: Node, value: Node) -> list[Node] | None:
+    """Returns the views and calls of ``contiguous`` that lead from ``base`` to ``value``; None if something else does."""
+    path: list[Node] = []
+    while value is not base:
+        if value.kind is not VIEW and value.attrs != CONTIGUOUS:
+            return None
+        path.append(value)
+        value = value.inputs[0]
+    return path[::-1]
 
 
 def _require_views(

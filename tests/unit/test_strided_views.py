@@ -158,3 +158,38 @@ def test_an_offset_is_that_of_the_storage() -> None:
 def test_what_as_strided_has_not(function: Callable[[Tensor], Any], make: Callable[[], Tensor], words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):
         jitgen.jit(function)(make())
+
+
+def updated_through_contiguous(x: Tensor) -> Any:
+    y = x.contiguous()
+    z = y[1:]
+    z.add_(1)
+    x.mul_(2)
+    return y + 0, z + 0, x + 0
+
+
+def one_row() -> Tensor:
+    return torch.randn(4, 1).as_strided((1, 4), (7, 1))
+
+
+@pytest.mark.parametrize("first", [row_major, transposed, one_row], ids=lambda f: f.__name__)
+def test_what_contiguous_makes_of_an_argument_is_it_or_a_copy_by_its_strides(first: Callable[[], Tensor]) -> None:
+    function = jitgen.jit(updated_through_contiguous)
+    for made in (first, row_major, transposed, one_row):
+        ours = made()
+        theirs = torch.empty_strided(ours.shape, ours.stride()).copy_(ours)
+        for got, want in zip(function(ours), updated_through_contiguous(theirs), strict=True):
+            assert torch.equal(got, want)
+        assert torch.equal(ours, theirs)
+
+
+def test_a_view_of_what_contiguous_copies_has_its_gradient() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.t().contiguous()
+        y.add_(1)
+        return y[1:].square()
+
+    ours, theirs = (torch.arange(12.0).reshape(4, 3).requires_grad_() for _ in range(2))
+    jitgen.jit(function)(ours).sum().backward()
+    function(theirs).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
