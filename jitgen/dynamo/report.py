@@ -6,6 +6,7 @@ Neighbours: ``backend.py`` has the compiled graphs.
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -148,7 +149,9 @@ class Report:
 
     @property
     def share_of_flops(self) -> float:
-        """Returns the share of floating-point operations in generated kernels, from 0 to 1."""
+        """Returns the share of floating-point operations in generated kernels, from 0 to 1: of those of products,
+        attention and convolutions, as torch's FlopCounterMode counts them. Pointwise ones that stay with torch, such as
+        complex ones, are in ``share_of_nodes`` alone."""
         return _share(
             sum(node.flops for node in self.nodes if node.reason is None), sum(node.flops for node in self.nodes)
         )
@@ -172,10 +175,11 @@ class Report:
         if self.cuda_graph is not None:
             lines.append(self.cuda_graph)
         if self.graphs:
-            inside, share = sum(node.reason is None for node in self.nodes), f"{self.share_of_nodes:.0%}"
+            inside, share = sum(node.reason is None for node in self.nodes), _percent(self.share_of_nodes)
             lines += [
                 f"{self.graphs} graphs, {len(self.nodes)} nodes: {inside} in generated kernels ({share})",
-                f"floating-point operations in generated kernels: {self.share_of_flops:.1%}",
+                "floating-point operations of products, attention and convolutions in generated kernels: "
+                f"{_percent(self.share_of_flops)}",
             ]
         if self.share_of_time is not None:
             lines.append(f"time in generated kernels: {self.share_of_time:.1%}")
@@ -194,6 +198,11 @@ class Report:
 
 def _share(share: float, whole: float) -> float:
     return share / whole if whole else 1.0
+
+
+def _percent(share: float) -> str:
+    """Returns a share in percent, rounded down: what stays with torch is never hidden."""
+    return f"{math.floor(share * 1000) / 10:.1f}%"
 
 
 def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:

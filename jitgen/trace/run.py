@@ -18,6 +18,7 @@ from jitgen.trace.boundary import entered, graph_of, returned, settings_guards
 from jitgen.trace.captured import MISSING, Captured, call_leaves, same_value
 from jitgen.trace.checkpoints import checkpoints_are_calls
 from jitgen.trace.guards import tracing
+from jitgen.trace.imports import ImportsDynamo, dynamo_is_imported_before, import_dynamo
 from jitgen.trace.journal import Change
 from jitgen.trace.kernels import launches
 from jitgen.trace.location import quote, raised_at
@@ -78,11 +79,13 @@ def _run_once(
     triton_was_known = launches.knows_triton()
     try:
         return contextvars.copy_context().run(_run_in_context, function, name, request)
+    except ImportsDynamo:
+        import_dynamo()
     except Exception:
         if triton_was_known or not launches.knows_triton():
             raise
         # The function has imported Triton, and launched a kernel before its launches were traced.
-        return contextvars.copy_context().run(_run_in_context, function, name, request)
+    return contextvars.copy_context().run(_run_in_context, function, name, request)
 
 
 def _run_in_context(
@@ -124,6 +127,7 @@ def _as_in_eager_torch(state: Trace) -> Iterator[None]:
         stand_ins(),
         checkpoints_are_calls(),
         launches.launches_are_traced(state),
+        dynamo_is_imported_before(),
         reported_to(state.captures),
     ):
         yield

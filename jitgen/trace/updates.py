@@ -125,7 +125,7 @@ def _settle_contiguous(trace: Trace, memory: Memory) -> None:
 
 
 def _path(base: Node, value: Node) -> list[Node] | None:
-    """Returns the views and calls of ``contiguous`` that lead from ``base`` to ``value``; None if something else does."""
+    """Returns the views and ``contiguous`` calls that lead from ``base`` to ``value``; None if something else does."""
     path: list[Node] = []
     while value is not base:
         if value.kind is not VIEW and value.attrs != CONTIGUOUS:

@@ -24,6 +24,7 @@ from torch import nn
 
 import jitgen
 from jitgen.errors import TraceError
+from tests import fresh
 
 x = torch.tensor([1.0, -2.0, 3.0])
 Change = Callable[[], Any]
@@ -539,3 +540,24 @@ def test_builtins_are_restored_and_other_code_is_not_traced() -> None:
     with pytest.raises(TraceError):
         jitgen.jit(REFUSED["eval"][0])(x)
     assert (getattr, hasattr, vars, dir, isinstance, os._Environ.__getitem__) == before
+
+
+def test_dynamo_is_not_imported_within_a_trace() -> None:
+    """It would keep what stands for ``getattr`` there, and break graphs at the true one from then on."""
+    program = """
+import torch, jitgen
+
+@jitgen.jit
+def doubled(x):
+    try:
+        import torch._dynamo
+    except Exception:
+        return x
+    return x * 2
+
+assert torch.equal(doubled(torch.ones(2)), torch.full((2,), 2.0))
+compiled = torch.compile(lambda x: getattr(x, "T") + hasattr(x, "T"), backend="eager", fullgraph=True)
+assert compiled(torch.ones(2, 3)).shape == (3, 2)
+"""
+    ended = fresh.run(program)
+    assert ended.returncode == 0, ended.stderr
