@@ -12,6 +12,7 @@ Neighbour: ``compile.py`` puts a ``GraphForward`` in place of the model's forwar
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from jitgen.errors import FallbackWarning, UnsupportedError
 from jitgen.models import caches
 from jitgen.models.state import State
 from jitgen.models.structure import Flattened, rebuilt
+from jitgen.quant.qtensor import QTensor
 from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
 
@@ -210,7 +212,9 @@ def _returned(leaf: Any, cache: Any) -> Any:
 
 
 def _addresses(state: State) -> list[int]:
-    return [tensor.data_ptr() for tensor in state.tensors()]
+    """Returns the addresses of all memory of the model: a quantised weight consists of several tensors."""
+    parts = (tensor.tensors if isinstance(tensor, QTensor) else (tensor,) for tensor in state.tensors())
+    return [part.data_ptr() for part in itertools.chain.from_iterable(parts)]
 
 
 def _version(leaf: Any) -> Any:

@@ -98,6 +98,20 @@ def test_what_changes_is_captured_again() -> None:
     assert (graph_of(model).captured, graph_of(model).reason) == (len(changes), None)
 
 
+@pytest.mark.parametrize("format", ["int4", "nf4", "fp8_e4m3"])
+def test_quantised_models(format: str) -> None:
+    net = Net(Block, 2).eval()
+    jitgen.quantize_(net, format, None)
+    model, eager = both_of(net.cuda())
+    for captured in (1, 2):
+        for index in range(4):
+            matches(model, eager, torch.randn(5, 8, device="cuda") + index)
+        assert graph_of(model).captured == captured
+        weight = jitgen.quantize(torch.randn(24, 16), format, None)
+        for other in (model, eager):
+            other.layers[0].up.weight = nn.Parameter(copy.deepcopy(weight).cuda(), requires_grad=False)
+
+
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 500, "max_position_embeddings": 256, "pad_token_id": 0}
 SMALL |= {"bos_token_id": 1, "eos_token_id": None}

@@ -129,6 +129,22 @@ SMALL |= {"num_key_value_heads": 2, "vocab_size": 50, "max_position_embeddings":
 SMALL |= {"bos_token_id": 1, "eos_token_id": None}
 
 
+@pytest.mark.parametrize("format", ["int4", "nf4", "int8"])
+def test_quantised_models(monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+    """A quantised weight has the addresses of several tensors; another in its place ends its graphs."""
+    recorded_calls.install(monkeypatch)
+    net = Net(Block, 2).eval()
+    jitgen.quantize_(net, format, None)
+    model, eager = compiled(net)
+    for captured in (1, 2):
+        for index in range(4):
+            matches(model, eager, X + index)
+        assert graph_of(model).captured == captured
+        weight = jitgen.quantize(torch.randn(24, 16), format, None)
+        for other in (model, eager):
+            other.layers[0].up.weight = nn.Parameter(copy.deepcopy(weight), requires_grad=False)
+
+
 def test_generation_with_a_static_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Left padding, another batch, and the first batch again: each is what eager torch generates."""
     transformers = pytest.importorskip("transformers")
