@@ -133,3 +133,18 @@ def test_long_chains_are_computed_several_vectors_at_a_time() -> None:
     assert isinstance(assembly, str)
     assert assembly.count("vmulps") > 100 * (GROUP // 8)
     torch.testing.assert_close(jitgen.jit(backend="cpp")(power)(x), power(x))
+
+
+def by_lengths(x: torch.Tensor, of_rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return (x + of_rows.exp() * 2) / (lengths + 1) ** 0.6
+
+
+@pytest.mark.parametrize("length", [1, 7, GROUP + 3, RUN + 17])
+def test_what_is_equal_in_a_run_is_computed_before_it(length: int) -> None:
+    x, of_rows, lengths = torch.randn(3, 4, length), torch.randn(3, 4, 1), torch.randint(0, 40, (3, 4, 1))
+    source = jitgen.jit(by_lengths).source(x, of_rows, lengths)
+    if length > 1:  # else every operand has an element for each
+        before, within = source.split("jitgen::groups(")
+        assert "jitgen::pow(" in before and "jitgen::exp(" in before
+        assert "jitgen::pow(" not in within and "jitgen::exp(" not in within
+    check(by_lengths, (x, of_rows, lengths), torch.empty_like(x))

@@ -93,7 +93,7 @@ class _Row:
 @dataclass(frozen=True)
 class _Gathers:
     """Holds the lines of a region: ``before`` a run, and for each element; and which operands are gathered one by
-    one."""
+    one. A line before a run is computed once where the compiler, which cannot move a call of ``pow``, would not."""
 
     before: tuple[Line, ...]
     rows: tuple[_Row, ...]
@@ -103,19 +103,8 @@ class _Gathers:
 
 def _gathers(region: RegionContext, body: Body, dialect: Dialect) -> _Gathers:
     is_scatter = any(operand.indices for operand in region.stores)
-    if not region.gathers and not is_scatter:
-        return _Gathers((), (), region.lines, frozenset())
-    constant: set[int] = set()
+    constant = _constant_in_run(region, body, is_scatter)
     gathered: dict[int, Line] = {}
-    for position, instruction in enumerate(body.instructions):
-        if instruction.op in ("load", "iota", "gather"):
-            is_constant = region.operands[instruction.attr].constant_in_row
-            if instruction.op != "gather" and is_constant:
-                constant.add(position)
-            elif instruction.op == "gather" and is_constant and is_scatter and constant.issuperset(instruction.args):
-                constant.add(position)  # which the place of a row may depend on
-        elif constant.issuperset(instruction.args):
-            constant.add(position)
     rows, lines, single = [], [], set()
     for line in region.lines:
         instruction = body.instructions[line.position]
@@ -136,6 +125,32 @@ def _gathers(region: RegionContext, body: Body, dialect: Dialect) -> _Gathers:
     single |= {operand.index for operand in region.stores if operand.indices and operand.kind != "contiguous"}
     before = tuple(gathered.get(line.position, line) for line in region.lines if line.position in constant)
     return _Gathers(before, tuple(rows), tuple(lines), frozenset(single))
+
+
+def _constant_in_run(region: RegionContext, body: Body, is_scatter: bool) -> set[int]:
+    """Returns the positions of what is computed once for a run of neighbours: all that is the same for them where an
+    address may depend on it, else what is computed of operands that are, and the numbers among its arguments."""
+    constant: set[int] = set()
+    loaded: set[int] = set()
+    for position, instruction in enumerate(body.instructions):
+        if instruction.op in ("load", "iota", "gather"):
+            is_constant = region.operands[instruction.attr].constant_in_row
+            if instruction.op != "gather" and is_constant:
+                constant.add(position)
+                loaded.add(position)
+            elif instruction.op == "gather" and is_constant and is_scatter and constant.issuperset(instruction.args):
+                constant.add(position)  # which the place of a row may depend on
+        elif constant.issuperset(instruction.args):
+            constant.add(position)
+            loaded.update([position] if not loaded.isdisjoint(instruction.args) else [])
+    if region.gathers or is_scatter:
+        return constant
+    stack = [position for position in loaded if body.instructions[position].args]
+    while stack:
+        arguments = set(body.instructions[stack.pop()].args) - loaded
+        loaded |= arguments
+        stack += arguments
+    return loaded
 
 
 def _chosen(operand: OperandContext) -> dict[str, str]:
