@@ -93,6 +93,40 @@ def failures(results: tuple[torch.Tensor, ...], x: torch.Tensor, dim: int) -> li
     return [text for text in found if text]
 
 
+def halves(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Parts of one scan with what each alone is computed of; the second part overlaps the first and the third."""
+    end = x.shape[1]
+    scanned = x.cumsum(1)
+    left, middle, right = scanned[:, : end // 2], scanned[:, end // 3 : end - 1], scanned[:, end // 2 :]
+    return left.relu() * scale, middle * y[:, end // 3 : end - 1] + scale, right - y[:, :1]
+
+
+def halves_from_the_other_end(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    sums, greatest = (each.flip(1).chunk(2, 1) for each in (x.flip(1).cumsum(1), x.flip(1).cummax(1).values))
+    return sums[0].relu() * scale, sums[1] - y[:, :1], *(each.exp() for each in greatest)
+
+
+def joined_pieces(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Pieces of a scan, each computed otherwise, as one tensor, and as a result all of it."""
+    scanned = x.cumsum(1)
+    first, second, *others = scanned.tensor_split(5, 1)
+    return torch.cat([first * 2, second - y[:, :1], *(other.relu() for other in others)], 1), scanned
+
+
+SLICES = (halves, halves_from_the_other_end, joined_pieces)
+"""Functions of a tensor, another of the same shape and a scalar tensor; each is one kernel, or two of long rows."""
+
+
+def wrong_slices(got: tuple[torch.Tensor, ...], function: Function, *tensors: torch.Tensor) -> list[str]:
+    """What is wrong with the results of ``function``, one of ``SLICES``."""
+    want = function(*(tensor.double() for tensor in tensors))
+    x, _, scale = tensors
+    factor = scale.abs().double() + 6  # no element of a normal sample is as far from 0
+    spread = (roundings(x.shape[1]) + 8) * unit(x.dtype) * (x.double().abs().sum(1, keepdim=True) + 4) * factor
+    found = [wrong(f"result {n}", a, b, a.dtype, spread) for n, (a, b) in enumerate(zip(got, want, strict=True))]
+    return [text for text in found if text]
+
+
 def special_rows(length: int) -> torch.Tensor:
     """Rows of -inf, NaN somewhere, infinities, equal values, signed zeros, one large element, a single -0."""
     rows = torch.randn(8, length)

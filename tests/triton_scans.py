@@ -120,6 +120,23 @@ def before_and_after() -> Iterator[str | None]:
 
 
 @check
+def slices() -> Iterator[str | None]:
+    """Parts of a scan are stored by its kernel, each in a tensor of its own, of rows and of columns."""
+    for function in scans.SLICES:
+        for shape in ((5, 33), (2, 3000), (3, 4)):
+            for turned in (False, True):
+                x, y = sample(shape, torch.float32, 1), sample(shape, torch.float32, 2)
+                if turned:
+                    x, y = x.t().contiguous().t(), y.t().contiguous().t()
+                scale = torch.tensor(2.5)
+                jitted = jitgen.jit(function, backend="triton")
+                kernels = len(jitted.lower(x, y, scale).lowered.program.kernels)
+                yield None if kernels <= 2 else f"{function.__name__}: {kernels} kernels"
+                for text in scans.wrong_slices(jitted(x, y, scale), function, x, y, scale):
+                    yield f"{function.__name__} of {shape}: {text}"
+
+
+@check
 def poisoned_outputs() -> Iterator[str | None]:
     """Every element is written, and nothing beyond: into a slice of a larger tensor."""
     for rows, length in ((5, 3), (3, 100), (2, 5000)):

@@ -59,7 +59,8 @@ def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Sha
         return is_of_several and _costs_less(node, node, read, partition)
 
     chains = _chains(index, frozenset(), same)
-    stored = {node for node in index.order if node.kind is SCAN and is_stored(node, chains[node])}
+    scans = [node for node in index.order if node.kind is SCAN and not _is_of_slices(node, chains[node], index)]
+    stored = {node for node in scans if is_stored(node, chains[node])}
     sorts: dict[tuple[object, ...], list[Node]] = {}
     for node in index.order:
         if node.kind is SORT:
@@ -128,6 +129,21 @@ def _before_widening(node: Node) -> Node:
     """Returns what ``node`` is a cast of, if that has fewer bytes; else ``node``."""
     is_wider = node.kind is CAST and item_size(node.inputs[0].dtype) < item_size(node.dtype)
     return node.inputs[0] if is_wider else node
+
+
+def _is_of_slices(scan: Node, read: Collection[Chain], index: Index) -> bool:
+    """Returns whether ``scan`` is read as a whole and in slices along its rows by what is computed pointwise of it, and
+    returned: its kernel stores the slices. Slices that are results themselves may be views of one temporary."""
+    dim = scan.attrs.dim
+    if any(chain and (len(chain) > 1 or chain[0][0][0] != "slice" or chain[0][0][1] != dim) for chain in read):
+        return False
+    if any(attrs[3] != 1 for chain in read for attrs, _ in chain):
+        return False
+    reached = index.reached([scan], lambda node: node is scan or node.kind.is_pointwise or node.kind is VIEW)
+    if are_disjoint(read) and not any(node.kind.is_pointwise for node in reached):
+        return False
+    users = {user for node in reached for user in index.users[node]} - set(reached)
+    return all(user.kind is CAT and user in index.roots for user in users)
 
 
 def _is_of_ranks(node: Node, index: Index) -> bool:

@@ -128,6 +128,7 @@ class Operand:
         dim: the dimension an iota counts along.
         row: in a body with rows: one element for a row.
         gathered: of a gather, the number of its last dimensions, along which indices choose.
+        within: of a store, the range of indices of a row at which elements are stored; None where all are.
     """
 
     kind: str
@@ -138,6 +139,7 @@ class Operand:
     dim: int | None = None
     row: bool = False
     gathered: int = 0
+    within: tuple[Size, Size] | None = None
 
 
 @dataclass(frozen=True)

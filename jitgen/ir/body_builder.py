@@ -55,7 +55,7 @@ from jitgen.ir.ops import FLOATS, OPS
 from jitgen.ir.regions import Region, Store
 from jitgen.ir.rounding import EXACT_IN, KEEPS, NARROW, holds, sees_rounded
 from jitgen.ir.sorts import Order
-from jitgen.ir.symbols import Expr, Scalar
+from jitgen.ir.symbols import Expr, Scalar, Size
 from jitgen.ir.views import ROW_TILE
 from jitgen.spec import weight_tensors
 
@@ -89,11 +89,14 @@ class BodyBuilder:
             buffer = result_buffer[store.result]
             row = bool(self._row_dims) and store.value.shape != region.shape
             row = row and all(store.value.shape[dim] == 1 for dim in self._row_dims)  # else equal to it, by a guard
-            operand = Operand("store", buffer, store.value.dtype, self.buffers[buffer], store.movements, None, row)
+            operand = Operand(
+                "store", buffer, store.value.dtype, self.buffers[buffer], store.movements, None, row, 0, store.within
+            )
             self.operands.append(operand)
             dtype = compute_dtype(store.value.dtype)
             value = self._before_rounding(value, operand.dtype)
-            self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
+            ends = tuple(map(self._size, store.within or ()))
+            self._emit(Instruction("store", (value, *ends), dtype, len(self.operands) - 1, store.value.location))
         for store in region.stores if region.is_update else ():
             self._scatter(store, result_buffer[store.result])
         return Body(
@@ -305,6 +308,10 @@ class BodyBuilder:
             self.scalars.append(passed)
         position = self._emit(Instruction("scalar", (), passed[1], self.scalars.index(passed)))
         return position if passed[1] == dtype else self._emit(Instruction("cast", (position,), dtype))
+
+    def _size(self, size: Size) -> int:
+        """Returns a size: a number of the source, or a run-time scalar."""
+        return self._scalar(size, "int64") if isinstance(size, Expr) else self._emit(Instruction("const", (), "int64", size))
 
     def _cast(self, value: int, source: str, to: str, location: str | None) -> int:
         if compute_dtype(source) != compute_dtype(to):

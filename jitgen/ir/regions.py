@@ -84,12 +84,14 @@ class Store:
     Attributes:
         indices: integers in the value's shape that choose where an element is stored: the view has a further dimension
             for each of them, after those of the value. No two elements choose the same place.
+        within: the range of indices along the sequential axis at which elements are stored; the result has no others.
     """
 
     result: int
     value: Node
     movements: tuple[Movement, ...] = ()
     indices: tuple[Node, ...] = ()
+    within: tuple[Size, Size] | None = None
 
     @property
     def sources(self) -> tuple[Node, ...]:
@@ -112,7 +114,7 @@ class Store:
     def with_sources(self, change: Callable[[Node], Node], movements: tuple[Movement, ...] = ()) -> Store:
         """Applies ``change`` to all that the store reads, and further ``movements`` to its result."""
         indices = tuple(map(change, self.indices))
-        return Store(self.result, change(self.value), (*self.movements, *movements), indices)
+        return Store(self.result, change(self.value), (*self.movements, *movements), indices, self.within)
 
 
 @dataclass(frozen=True)

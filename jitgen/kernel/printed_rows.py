@@ -28,10 +28,12 @@ class RowOperand(PrintedOperand):
     """Describes an operand of a row kernel; its ``kind`` is that along the row, ``across`` that from row to row.
 
     Both are those of ``RowLayout``. ``unit`` is how many elements one access may move; 1 where it moves none together.
+    ``within`` are the first index along the row at which a result is stored and the one behind the last, as text.
     """
 
     across: str
     unit: int
+    within: tuple[str, str] | None = None
 
     @property
     def is_once(self) -> bool:
@@ -72,6 +74,8 @@ class RowOperand(PrintedOperand):
         """Returns the operand with its access: the ``expression`` of a load or an iota; the value ``stored`` and the
         ``mask`` of a store. ``policy`` is the eviction policy of a load."""
         at = self.triton_block(columns)
+        if self.within:
+            live += " & (column >= {}) & (column < {})".format(*self.within)
         mask = f", mask={live}" if live else ""
         access = fields(self) | {"at": at, "mask": mask}
         if self.role == "store":

@@ -15,7 +15,7 @@ from typing import Any
 
 from jitgen.device import Device
 from jitgen.ir import symbols
-from jitgen.ir.body import Body
+from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import NotViewable
 from jitgen.kernel.geometry import Geometry, touched_of
@@ -108,7 +108,7 @@ def row_geometry(body: Body, call: Call, one_stride: bool = False) -> RowGeometr
         raise NotViewable("a row whose operands have no common stride")
     strides = tuple((*steps, *step) for steps, step in zip(outer_strides, row_strides, strict=True))
     length = math.prod(sizes[rank:])
-    extents = ((*outer_sizes, 1 if operand.row else length) for operand in body.operands)
+    extents = ((*outer_sizes, _extent(operand, length, call)) for operand in body.operands)
     return RowGeometry(
         strides=strides,
         offsets=tuple(view.offset for view in views),
@@ -117,6 +117,14 @@ def row_geometry(body: Body, call: Call, one_stride: bool = False) -> RowGeometr
         length=length,
         leader=leader,
     )
+
+
+def _extent(operand: Operand, length: int, call: Call) -> int:
+    """Returns how many elements of a row of ``length`` elements ``operand`` has."""
+    if operand.within is not None:
+        first, end = (symbols.evaluate(size, call.environment) for size in operand.within)
+        return end - first
+    return 1 if operand.row else length
 
 
 def row_layout(

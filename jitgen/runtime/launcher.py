@@ -15,6 +15,7 @@ Neighbours: ``call/specialization.py`` calls ``make_launcher`` with what ``pipel
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import struct
@@ -394,7 +395,12 @@ def _refuse_status(name: str, status: int, checked: Sequence[Sequence[str]]) -> 
 
 
 def _flat(tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """Returns the memory of ``tensor`` from ``offset`` bytes on, as the interpreter takes a pointer."""
+    """Returns the memory of ``tensor`` from ``offset`` bytes on, as the interpreter takes a pointer. It may point
+    beside the tensor's storage, where a kernel that stores a slice of its rows counts from the rows' beginning."""
     start = tensor.storage_offset() + offset // tensor.element_size()
-    is_past = start * tensor.element_size() >= tensor.untyped_storage().nbytes()  # where an empty slice of it is
-    return tensor if is_past else tensor.as_strided((1,), (1,), start)
+    if 0 <= start < tensor.untyped_storage().nbytes() // tensor.element_size():
+        return tensor.as_strided((1,), (1,), start)
+    if not tensor.numel():
+        return tensor
+    memory = (ctypes.c_char * tensor.element_size()).from_address(tensor.data_ptr() + offset)
+    return torch.frombuffer(memory, dtype=tensor.dtype)

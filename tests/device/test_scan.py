@@ -121,6 +121,19 @@ def test_before_and_after(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", scans.SLICES)
+def test_slices(function: Callable[..., Any], backend: str) -> None:
+    for shape in ((50, 33), (20, 3000), (3, 300_000), (8192, 512), (8, 4), (70, 4096)):
+        for turned in (False, True):
+            x, y = (sample(shape, torch.float32, seed, "cuda") for seed in (1, 2))
+            if turned:
+                x, y = x.t().contiguous().t(), y.t().contiguous().t()
+            scale = torch.tensor(2.5, device="cuda")
+            got = jitgen.jit(backend=backend)(function)(x, y, scale)
+            assert scans.wrong_slices(got, function, x, y, scale) == [], shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_in_place_and_into_memory_of_the_callers(backend: str) -> None:
     for shape in ((100, 300), (3, 300_000), (5000, 40)):
         for dim in (0, 1):

@@ -11,7 +11,8 @@ import torch
 
 import jitgen
 from tests import scans
-from tests.scans import FLOATS, INTEGERS, every_kind, sample
+from tests.cuda_on_host import run
+from tests.scans import FLOATS, INTEGERS, SLICES, every_kind, sample, wrong_slices
 
 LENGTHS = (0, 1, 2, 3, 7, 16, 17, 1000, 1025, 4097)
 Function = Callable[..., Any]
@@ -359,3 +360,37 @@ def test_short_rows(length: int) -> None:
         y = torch.randint(-5, 5, shape)
         for mine, theirs in zip(ints(y), (torch.cumsum(y, -1) * 2 + y, torch.cummin(y, -1)[1]), strict=True):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("function", SLICES)
+@pytest.mark.parametrize("shape", [(5, 33), (3, 4), (1, 3), (0, 9), (2, 3000), (1, 70_000)])
+@pytest.mark.quick(where=lambda shape: shape in ((5, 33), (0, 9), (1, 70_000)))
+def test_slices_are_stored_by_the_kernel_of_the_scan(function: Function, shape: tuple[int, int]) -> None:
+    for turned in (False, True):
+        x, y = sample(shape, torch.float32, 1), sample(shape, torch.float32, 2)
+        if turned:
+            x, y = x.t().contiguous().t(), y.t().contiguous().t()
+        scale = torch.tensor(2.5)
+        assert kernels(function, x, y, scale) == ["scan"]
+        assert wrong_slices(jitgen.jit(function)(x, y, scale), function, x, y, scale) == []
+
+
+@pytest.mark.parametrize("function", SLICES)
+@pytest.mark.parametrize(("shape", "turned"), [((3, 33), False), ((2, 256), False), ((9, 20), True)])
+@pytest.mark.quick(where=lambda shape: shape == (2, 256))
+def test_slices_in_cuda(function: Function, shape: tuple[int, int], turned: bool) -> None:
+    x, y = sample(shape, torch.float32, 1), sample(shape, torch.float32, 2)
+    if turned:
+        x, y = x.t().contiguous().t(), y.t().contiguous().t()
+    scale = torch.tensor(2.5)
+    assert wrong_slices(tuple(run(function, x, y, scale)), function, x, y, scale) == []
+
+
+def test_a_scan_that_others_read_is_in_memory() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scanned = x.cumsum(1)
+        return scanned[:, :4].relu(), scanned[:, 4:].softmax(1), scanned[:, 2:8] + x[:, :6]
+
+    x = torch.randn(5, 12, dtype=torch.float64)
+    assert kernels(function, x).count("scan") == 1
+    torch.testing.assert_close(jitgen.jit(function)(x), function(x))

@@ -238,6 +238,7 @@ def _store(operand: OperandContext, halved: bool) -> dict[str, Any]:
         "offset": _offset(operand),
         "group": group if operand.kind == "contiguous" else "",
         "spare": "",
+        "inside": "",
         "bypasses_cache": f"output{operand.index}.past",
     }
     if operand.indices and operand.kind == "contiguous":

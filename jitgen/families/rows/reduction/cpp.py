@@ -261,6 +261,7 @@ class _Builder:
             "offset": self._offset(operand),
             "inner": operand.inner,
             "group": self.group,
+            "inside": "",
             "bypasses_cache": "false" if self.short else f"output{operand.index}.past",
         }
 

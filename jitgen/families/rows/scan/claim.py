@@ -4,7 +4,10 @@ A *scan region* iterates over ``(outer..., row)``: for every index of the outer 
 first element to its last. Its stages are ``map``, ``scan``, ``map``: what is scanned may be computed from the elements
 of the row, several scans of one row run side by side, and results are computed from them and from further elements.
 
-A scan of a scan, a reduction of one, a view that mixes scanned elements, and whatever else does not fit is
+A result of a slice of the row is stored at the indices of that slice alone, so that several slices of one scan, and a
+concatenation of them, are one region; what else they are computed of is the same along the row, or the same slice.
+
+A scan of a scan, a reduction of one, another view that mixes scanned elements, and whatever else does not fit is
 *materialized*: computed by a kernel of its own into a temporary.
 """
 
@@ -16,11 +19,12 @@ from dataclasses import dataclass, replace
 from jitgen.families.family import Claim, Partition
 from jitgen.families.rows.scan import NAME
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates
+from jitgen.ir.analysis import at_own_coordinates, in_shape, is_same_shape, one_of, varying_dims
 from jitgen.ir.graph import Node, Shape, topological
-from jitgen.ir.nodes import SCAN
+from jitgen.ir.nodes import CAT, SCAN, VIEW
 from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.scans import EXTREMA
+from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 
 MAX_STORES, MAX_STATES = 16, 5
@@ -42,8 +46,14 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     """Claims scan regions for what they can hold of ``values``; the others are left with their scans materialized."""
     gathered: dict[_Rows, list[Store]] = {}
     rest: list[Node | None] = list(values)
+    of_slices = _of_slices(values, partition)
     for position, node in enumerate(values):
         if SCAN not in node.kinds:
+            continue
+        if position in of_slices:
+            for rows, store in of_slices[position]:
+                gathered.setdefault(rows, []).append(store)
+            rest[position] = None
             continue
         scan = next(at_own_coordinates(node, SCAN), None)
         value = None
@@ -64,6 +74,83 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         _region(rows, some, partition.mover) for rows, stores in gathered.items() for some in _within_limits(stores)
     ]
     return Claim(regions, rest)
+
+
+def _of_slices(values: Sequence[Node], partition: Partition) -> dict[int, list[tuple[_Rows, Store]]]:
+    """Returns the stores of those of ``values`` that are computed of slices of scans along the rows, by position; none
+    where another of the values needs the scan in memory."""
+    found: dict[int, list[tuple[_Rows, Store]]] = {}
+    scans: dict[int, set[Node]] = {}
+    for position, node in enumerate(values):
+        if SCAN not in node.kinds or node.kind is not CAT and not any(_slices_of_scans(node)):
+            continue
+        scans[position] = {one for one in topological([node]) if one.kind is SCAN}
+        stores = _stores_of_pieces(position, node, partition)
+        if stores is not None:
+            found[position] = stores
+    is_stored = partition.temporaries.get
+    left = {scan for position in scans.keys() - found.keys() for scan in scans[position]}
+    while True:
+        apart = [p for p in found if any(scan in left or is_stored(scan) is not None for scan in scans[p])]
+        if not apart:
+            return found
+        for position in apart:
+            del found[position]
+            left |= scans[position]
+
+
+def _slices_of_scans(root: Node) -> Iterator[Node]:
+    """Yields the slices of scans along the scanned dimension that ``root`` is computed of pointwise."""
+    for view in at_own_coordinates(root, VIEW):
+        scan = view.inputs[0]
+        if scan.kind is SCAN and view.attrs.kind == "slice" and view.attrs[1] == scan.attrs.dim and view.attrs[3] == 1:
+            yield view
+
+
+def _stores_of_pieces(position: int, node: Node, partition: Partition) -> list[tuple[_Rows, Store]] | None:
+    """Returns the stores of result ``position``; of a concatenation, a store for each piece."""
+    if node.kind is not CAT:
+        store = _lifted(Store(position, node), partition.mover)
+        return None if store is None else [store]
+    stores: list[tuple[_Rows, Store]] = []
+    start: Size = 0
+    for piece in node.inputs:
+        movement = ("slice", node.attrs.dim, start, 1), piece.shape
+        start = symbols.add(start, piece.shape[node.attrs.dim])
+        store = _lifted(Store(position, piece, (movement,)), partition.mover)
+        if store is None:
+            return None
+        stores.append(store)
+    return stores
+
+
+def _lifted(store: Store, mover: Mover) -> tuple[_Rows, Store] | None:
+    """Returns ``store``, of a value that is computed of slices of scans, as one of whole rows that stores the slice;
+    None where its other operands have no other elements of the rows."""
+    views = list(_slices_of_scans(store.value))
+    if not views or len({view.attrs for view in views}) > 1:
+        return None
+    dim, first = views[0].attrs[1:3]
+    rows, shape = _rows_of(views[0].inputs[0]), store.value.shape
+    memo = {id(view): view.inputs[0] for view in views if _rows_of(view.inputs[0]) == rows}
+    for node in topological([store.value], leaves=[VIEW]):
+        if id(node) in memo:
+            continue
+        if node.kind.is_number:
+            memo[id(node)] = node
+        elif node.kind.is_pointwise and node.shape == shape:
+            memo[id(node)] = mover.builder.like(node, [memo[id(child)] for child in node.inputs], rows.shape)
+        elif not node.is_in_memory or len(node.shape) != len(shape):
+            return None
+        elif dim not in varying_dims(node):
+            memo[id(node)] = mover.move(one_of(node, [dim], mover), ("expand",), rows.shape)
+        elif node.kind is VIEW and node.attrs == views[0].attrs and is_same_shape(node.inputs[0].shape, rows.shape, mover):
+            memo[id(node)] = in_shape(node.inputs[0], rows.shape, mover)
+        else:
+            return None
+    back = ("slice", dim, symbols.neg(first), 1), rows.shape
+    within = first, symbols.add(first, shape[dim])
+    return rows, Store(store.result, memo[id(store.value)], (*store.movements, back), within=within)
 
 
 def _within_limits(stores: Sequence[Store]) -> Iterator[list[Store]]:
@@ -136,8 +223,17 @@ def _region(rows: _Rows, stores: Sequence[Store], mover: Mover) -> Region:
     if rows.reverse:
         last = symbols.sub(shape[-1], 1)
         stores = [_moved(store, ("slice", rank - 1, last, -1), shape, mover) for store in stores]
+        stores = [replace(store, within=_backward(store.within, shape[-1])) for store in stores]
     return Region(NAME, row_axes(shape, 1), tuple(stores))
 
 
 def _moved(store: Store, attrs: tuple[object, ...], shape: Shape, mover: Mover) -> Store:
-    return Store(store.result, mover.move(store.value, attrs, shape), (*store.movements, (attrs, shape)))
+    return store.moved(attrs, shape, lambda node: mover.move(node, attrs, shape))
+
+
+def _backward(within: tuple[Size, Size] | None, length: Size) -> tuple[Size, Size] | None:
+    """Returns the range ``within`` of rows of ``length`` elements that are walked from the last one."""
+    if within is None:
+        return None
+    first, end = (symbols.sub(length, size) for size in reversed(within))
+    return first, end

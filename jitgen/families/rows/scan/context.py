@@ -4,7 +4,7 @@ after."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Line, printed
@@ -116,6 +116,12 @@ def context(
     before = _under(instructions, [p for p, i in enumerate(instructions) if i.op == "scan"])
     after = _under(instructions, stores)
 
+    def bound(position: int) -> str:
+        instruction = instructions[position]
+        return str(instruction.attr) if instruction.op == "const" else lines_.names[position]
+
+    within = {i.attr: (bound(i.args[1]), bound(i.args[2])) for i in map(instructions.__getitem__, stores) if i.args[1:]}
+
     def loads(positions: Iterable[int]) -> tuple[RowOperand, ...]:
         read = (instructions[p].attr for p in positions if instructions[p].op in ("load", "iota"))
         return tuple(operands[index] for index in dict.fromkeys(read) if not operands[index].is_once)
@@ -132,7 +138,7 @@ def context(
         scans=scans,
         loads_after=loads(after),
         lines_after=lines(after),
-        stores=tuple(operands[instructions[p].attr] for p in stores),
+        stores=tuple(replace(operands[i], within=within.get(i)) for i in (instructions[p].attr for p in stores)),
     )
 
 

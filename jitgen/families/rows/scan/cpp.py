@@ -129,7 +129,8 @@ def _results(scan: Scan, columns: bool) -> list[dict[str, str]]:
 
 
 def _store(operand: RowOperand, columns: bool) -> dict[str, Any]:
-    streamed = (operand.across if columns else operand.kind) == "contiguous"
+    streamed = (operand.across if columns else operand.kind) == "contiguous" and operand.within is None
+    inside = "{1} >= {0[0]} && {1} < {0[1]}".format(operand.within, "e" if columns else "start + i") if operand.within else ""
     return {
         "index": operand.index,
         "local": _local(operand),
@@ -138,6 +139,7 @@ def _store(operand: RowOperand, columns: bool) -> dict[str, Any]:
         "value": operand.value,
         "offset": _offset_in_tile(operand) if columns else _offset(operand, False),
         "group": "Group" if streamed else "",
+        "inside": inside,
         "bypasses_cache": f"output{operand.index}.past",
     }
 

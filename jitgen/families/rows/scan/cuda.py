@@ -68,6 +68,8 @@ def _row_operand(operand: RowOperand) -> dict[str, Any]:
     element = f"jitgen::load({register})" if operand.pointer else f"from{operand.index} + {operand.along('column')}"
     row_value = f"jitgen::load(*from{operand.index})" if operand.pointer else f"from{operand.index}"
     put = f"y{operand.index}[j / width][j % width]" if vector else f"to{operand.index}[{operand.along('column')}]"
+    if operand.within and not vector:
+        put = f"if ({_inside(operand)}) {put}"
     return fields(operand) | {"vector": vector, "at": at, "element": element, "row_value": row_value, "put": put}
 
 
@@ -85,10 +87,11 @@ def _column_operand(operand: RowOperand) -> dict[str, Any]:
         return described | {"element": f"from{index} + {offset} + {step}", "row_value": f"from{index} + {step}"}
     described["row_value"] = f"jitgen::load(x{index}[j])"
     if operand.role == "store":
+        inside = f"if ({_inside(operand)}) " if operand.within else ""
         if operand.across == "contiguous":
             array = f"jitgen::Vector<{operand.storage}, beside> y{index};"
-            return described | {"array": array, "put": f"jitgen::store_vector(to{index} + {offset}, y{index});"}
-        put = f"for (int j = 0; j < beside; ++j) to{index}[{offset} + {step}] = y{index}[j];"
+            return described | {"array": array, "put": f"{inside}jitgen::store_vector(to{index} + {offset}, y{index});"}
+        put = inside + f"for (int j = 0; j < beside; ++j) to{index}[{offset} + {step}] = y{index}[j];"
         return described | {"array": f"{operand.storage} y{index}[beside];", "put": put}
     described["element"] = f"jitgen::load(x{index}[u][j])"
     if operand.across == "contiguous":
@@ -105,6 +108,11 @@ def _column_operand(operand: RowOperand) -> dict[str, Any]:
         }
     fetch = f"for (int j = 0; j < beside; ++j) x{index}[u][j] = from{index}[{offset} + {step}];"
     return described | {"array": f"{operand.storage} x{index}[items][beside];", "fetch": fetch}
+
+
+def _inside(operand: RowOperand, at: str = "column") -> str:
+    """Prints whether a result is stored at the index ``at`` of the row."""
+    return f"{at} >= {operand.within[0]} && {at} < {operand.within[1]}" if operand.within else "true"
 
 
 def _scan(scan: Scan, columns: bool) -> dict[str, Any]:
