@@ -79,7 +79,7 @@ def stored_values(index: Index, partition: Partition, same: Callable[[Shape, Sha
     counted = [node for node in index.order if node.kind is COUNTED]
     if any(index.users[node] for node in counted):  # one kernel has all that is counted of a row
         stored.update(counted)
-    if counted:
+    if counted or any(node.under_views.kind is SORT for node in stored):
         stored.update(node for node in index.order if _is_of_ranks(node, index))
     if any(node.kind in PRODUCTS or node.kind is REDUCE for node in index.order):
         returned = _chains(index, PRODUCTS | {REDUCE, SCAN, SORT}, same)
@@ -139,10 +139,10 @@ def _is_of_slices(scan: Node, read: Collection[Chain], index: Index) -> bool:
         return False
     if any(attrs[3] != 1 for chain in read for attrs, _ in chain):
         return False
-    reached = index.reached([scan], lambda node: node is scan or node.kind.is_pointwise or node.kind is VIEW)
-    if are_disjoint(read) and not any(node.kind.is_pointwise for node in reached):
+    reached = index.reached([scan], lambda node: not (node is scan or node.kind.is_pointwise or node.kind is VIEW))
+    users = {user for node in reached for user in index.users[node]} - reached
+    if not users and are_disjoint(read) and not any(node.kind.is_pointwise for node in reached):
         return False
-    users = {user for node in reached for user in index.users[node]} - set(reached)
     return all(user.kind is CAT and user in index.roots for user in users)
 
 
@@ -152,7 +152,7 @@ def _is_of_ranks(node: Node, index: Index) -> bool:
     users = set(index.users[node])
     if not node.kind.is_pointwise or node in index.roots or not users:
         return False
-    if not all(user.kind is VIEW and user.attrs.kind == "reshape" for user in users):
+    if not all(user.kind is VIEW and user.attrs.kind in ("reshape", "unsqueeze") for user in users):
         return False
     ranks = nearest(
         node, (SORT, TAKEN), lambda inner: inner.kind.is_pointwise or (inner.kind is VIEW and inner.shape == node.shape)

@@ -21,7 +21,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
 from jitgen.trace.cut_weights import with_whole_tiles
-from jitgen.trace.groups import by_codes, by_ids, is_chosen, mT, of_batches, stored_columns
+from jitgen.trace.groups import by_codes, by_ids, by_several_ids, is_chosen, mT, of_batches, stored_columns
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
 from jitgen.trace.reductions import reduce, sum_
@@ -55,6 +55,8 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
         UnsupportedError: both operands are quantised, or the dtype of the activation is none of ``FACTORS``.
     """
     chosen = by_ids(trace, x, weight, dtype) if batch == 1 and trace.chosen else None
+    if chosen is None and batch and trace.chosen:
+        chosen = by_several_ids(trace, x, weight, batch, dtype)
     if chosen is not None:
         return chosen
     if x.is_weight:

@@ -6,13 +6,14 @@ ids are products of single rows with matrices that were chosen of a tensor of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.body import FLOAT_FACTORS, accumulator_dtype
 from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace.derivatives import with_gradient
@@ -98,6 +99,39 @@ def by_ids(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | Non
     return None
 
 
+def by_several_ids(trace: Trace, x: Node, weight: Node, batch: int, dtype: str | None) -> Node | None:
+    """Computes the product of ``x`` (batch..., R, K) and the transpose of ``weight`` (batch..., N, K), of which one
+    operand has a row and the other the matrices that ids of several dimensions chose, without a copy of these; None for
+    other operands. The columns of ``weight`` may be those of several matrices, all of which the row multiplies."""
+    for rows, matrices in ((x, weight), (weight, x)):
+        chosen, swapped = without_swaps(matrices)
+        if matrices is weight and chosen.kind is VIEW and chosen.attrs.kind == "reshape" and not swapped:
+            chosen, swapped = without_swaps(chosen.inputs[0])
+        if id(chosen) not in trace.chosen or trace.differentiable:
+            continue  # the gradient of a matrix adds up those of its rows, as that of a gather does
+        _, whole, ids = trace.chosen[id(chosen)]
+        whole = mT(trace, whole) if swapped else whole
+        leading, length = ids.shape[:batch], whole.shape[-1]
+        sizes = (*leading, symbols.mul(symbols.product(ids.shape[batch:]), whole.shape[-2]), length)
+        if len(ids.shape) < batch or not _are_equal(trace, (*rows.shape[-2:], *matrices.shape), (1, length, *sizes)):
+            continue
+        ones = (1,) * len(ids.shape[batch:])
+        rows = expand(trace, view(trace, rows, ("reshape",), (*leading, *ones, length)), (*ids.shape, length))
+        count = symbols.product(ids.shape)
+        rows, ids = view(trace, rows, ("reshape",), (count, length)), view(trace, ids, ("reshape",), (count,))
+        product = grouped(trace, rows, whole, ids, dtype or rows.dtype, "ids")
+        columns = (1, sizes[-2]) if matrices is weight else (sizes[-2], 1)
+        return view(trace, product, ("reshape",), (*leading, *columns))
+    return None
+
+
+def _are_equal(trace: Trace, left: Shape, right: Shape) -> bool:
+    """Returns whether two shapes are equal in this call; then guards say so."""
+    here = [tuple(map(trace.guards.hint, shape)) for shape in (left, right)]
+    pairs = zip(left, right, strict=False)
+    return here[0] == here[1] and all(trace.guards.decide(symbols.compare("eq", *pair)) for pair in pairs)
+
+
 def of_batches(trace: Trace, x: Node, weight: Node) -> Node:
     """Multiplies a batch of matrices ``x`` (E, M, K) by a quantised weight of as many (E, N, K)."""
     count, rows, length = x.shape
@@ -165,13 +199,19 @@ def without_swaps(node: Node) -> tuple[Node, bool]:
     while node.kind is VIEW:
         inner = node.under_expand
         if inner is not node:  # sizes that only a guard says are equal, or matrices that are repeated
-            if len(inner.shape) != 3 or any(
+            if len(inner.shape) != len(node.shape) or any(
                 one == 1 != size for one, size in zip(inner.shape, node.shape, strict=True)
             ):
                 break
             node = inner
-        elif node.attrs == ("permute", (0, 2, 1)):
+        elif node.attrs.kind == "permute" and _exchanges_the_last(node.attrs.order):
             node, swapped = node.inputs[0], not swapped
         else:
             break
     return node, swapped
+
+
+def _exchanges_the_last(order: Sequence[int]) -> bool:
+    """Returns whether ``order`` exchanges the last two of three or more dimensions."""
+    rank = len(order)
+    return rank > 2 and tuple(order) == (*range(rank - 2), rank - 1, rank - 2)

@@ -174,7 +174,7 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
     if not by_dim:
         return viewed
     result = indexed(trace, viewed, by_dim)
-    if len(viewed.shape) == 3 and list(by_dim) == [0] and len(by_dim[0].shape) == 1 and result.kind is GATHER:
+    if len(viewed.shape) == 3 and list(by_dim) == [0] and by_dim[0].shape and result.kind is GATHER:
         trace.chosen[id(result)] = result, viewed, by_dim[0]
     return result
 

@@ -201,3 +201,16 @@ def test_rows_of_another_shape_are_combined_with_other_operands(function: Callab
     x, weight, bias = torch.randn(2, 6, 9, 3), torch.randn(6), torch.randn(6)
     found, wanted = jitgen.jit(function)(x, weight, bias), function(x.double(), weight.double(), bias.double())
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_router_before_gathered_experts_is_one_kernel() -> None:
+    def function(x: Any, router: Any, up: Any, down: Any) -> Any:
+        weights, chosen = F.softmax(x @ router.T, -1).topk(2)
+        weights = weights / weights.sum(-1, keepdim=True)
+        inner = F.silu(torch.einsum("td,tkhd->tkh", x, up[chosen]))
+        return (torch.einsum("tkh,tkdh->tkd", inner, down[chosen]) * weights[:, :, None]).sum(1)
+
+    shapes = (16, 32), (8, 32), (8, 24, 32), (8, 32, 24)
+    low = jitgen.jit(function).lower(*(TensorSpec(shape, torch.float32) for shape in shapes), target="x86-64-v3")
+    families = [kernel.family for kernel in low.lowered.program.kernels]
+    assert (families.count("sort"), families.count("gemm"), len(families)) == (1, 3, 6), low.explain()

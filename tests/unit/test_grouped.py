@@ -226,3 +226,42 @@ def test_gradients_of_lengths() -> None:
     wanted = torch.autograd.grad(lengths_of_groups(left, right, OFFSETS["ragged"]), (left, right), given.double())
     for one, other in zip(found, wanted, strict=True):
         assert not failure(one, other, "gradient")
+
+
+SEVERAL_IDS: dict[str, Callable[..., Any]] = {
+    "a row by several matrices": lambda x, w, ids: torch.einsum("td,tkhd->tkh", x, w[ids]),
+    "a row for each matrix": lambda x, w, ids: torch.einsum("tkd,tkhd->tkh", x[:, None] * (ids[..., None] + 2), w[ids]),
+    "matmul": lambda x, w, ids: x[:, None, None] @ w[ids].mT,
+    "matrices first": lambda x, w, ids: w[ids] @ x[:, None, :, None],
+    "columns": lambda x, w, ids: torch.einsum("td,tkdh->tkh", x, w.mT[ids]),
+    "transposed behind": lambda x, w, ids: torch.einsum("td,tkdh->tkh", x, w[ids].mT),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL_IDS)
+@pytest.mark.quick(where=lambda name: name in ("a row by several matrices", "matrices first"))
+def test_matrices_by_ids_of_several_dimensions_are_not_copied(name: str) -> None:
+    function = SEVERAL_IDS[name]
+    for tokens, chosen in ((7, 2), (1, 3), (0, 2), (3, 1)):
+        x, w, ids = torch.randn(tokens, 24), torch.randn(5, 40, 24), torch.randint(-5, 5, (tokens, chosen))
+        want = function(x.double(), w.double(), ids)
+        got = jitgen.jit(function)(x, w, ids)
+        assert got.shape == want.shape
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    ids = torch.zeros(64, 2, dtype=torch.int64)
+    balance = jitgen.jit(function).lower(torch.randn(64, 24), torch.randn(5, 40, 24), ids).balance
+    assert balance.moved < 128 * 40 * 24 * 4, str(balance)  # of the copies alone
+    with pytest.raises(IndexError):
+        jitgen.jit(function)(torch.randn(64, 24), torch.randn(5, 40, 24), ids + 5)
+
+
+def test_gradients_of_matrices_by_ids_of_several_dimensions() -> None:
+    function = SEVERAL_IDS["a row by several matrices"]
+    x, w = torch.randn(6, 8, dtype=torch.float64), torch.randn(4, 5, 8, dtype=torch.float64)
+    ids, of_result = torch.randint(0, 4, (6, 2)), torch.randn(6, 2, 5, dtype=torch.float64)
+    found = [
+        torch.autograd.grad(one(*tensors, ids), tensors, of_result)
+        for one in (jitgen.jit(function), function)
+        for tensors in [[x.clone().requires_grad_(), w.clone().requires_grad_()]]
+    ]
+    torch.testing.assert_close(*found)
