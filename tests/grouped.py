@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,3 +86,14 @@ def failure(found: torch.Tensor, wanted: torch.Tensor, what: str) -> str | None:
     error = (found.double() - wanted).abs().max().item() if found.numel() else 0.0
     most = unit * max(wanted.abs().max().item() if wanted.numel() else 0.0, 1.0)
     return None if error <= most else f"{what}: off by {error}"
+
+
+SEVERAL_IDS: dict[str, Callable[..., Any]] = {
+    "a row by several matrices": lambda x, w, ids: torch.einsum("td,tkhd->tkh", x, w[ids]),
+    "a row for each matrix": lambda x, w, ids: torch.einsum("tkd,tkhd->tkh", x[:, None] * (ids[..., None] + 2), w[ids]),
+    "matmul": lambda x, w, ids: x[:, None, None] @ w[ids].mT,
+    "matrices first": lambda x, w, ids: w[ids] @ x[:, None, :, None],
+    "columns": lambda x, w, ids: torch.einsum("td,tkdh->tkh", x, w.mT[ids]),
+    "transposed behind": lambda x, w, ids: torch.einsum("td,tkdh->tkh", x, w[ids].mT),
+}
+"""Products of rows (T, 24) with matrices (E, 40, 24) that ids (T, k) choose; ``matrices first`` gives columns."""

@@ -311,7 +311,11 @@ class BodyBuilder:
 
     def _size(self, size: Size) -> int:
         """Returns a size: a number of the source, or a run-time scalar."""
-        return self._scalar(size, "int64") if isinstance(size, Expr) else self._emit(Instruction("const", (), "int64", size))
+        return (
+            self._scalar(size, "int64")
+            if isinstance(size, Expr)
+            else self._emit(Instruction("const", (), "int64", size))
+        )
 
     def _cast(self, value: int, source: str, to: str, location: str | None) -> int:
         if compute_dtype(source) != compute_dtype(to):

@@ -112,7 +112,7 @@ def by_several_ids(trace: Trace, x: Node, weight: Node, batch: int, dtype: str |
         _, whole, ids = trace.chosen[id(chosen)]
         whole = mT(trace, whole) if swapped else whole
         leading, length = ids.shape[:batch], whole.shape[-1]
-        sizes = (*leading, symbols.mul(symbols.product(ids.shape[batch:]), whole.shape[-2]), length)
+        sizes: Any = (*leading, symbols.mul(symbols.product(ids.shape[batch:]), whole.shape[-2]), length)
         if len(ids.shape) < batch or not _are_equal(trace, (*rows.shape[-2:], *matrices.shape), (1, length, *sizes)):
             continue
         ones = (1,) * len(ids.shape[batch:])

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import jitgen
-from tests.grouped import chosen, gated, lengths_of_groups, of_lengths, product
+from tests.grouped import SEVERAL_IDS, chosen, gated, lengths_of_groups, of_lengths, product
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -184,3 +184,19 @@ def test_bits_are_the_same_in_a_graph(format: str | None, backend: str) -> None:
         offsets.copy_(torch.tensor(ends, dtype=torch.int32))
         graph.replay()
         assert torch.equal(result, run(x, weight, offsets)), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SEVERAL_IDS)
+def test_matrices_by_ids_of_several_dimensions(name: str, backend: str) -> None:
+    function = SEVERAL_IDS[name]
+    for tokens, count in ((7, 2), (1, 3), (64, 4), (300, 8)):
+        x, w = torch.randn(tokens, 24, device="cuda"), torch.randn(5, 40, 24, device="cuda")
+        ids = torch.randint(-5, 5, (tokens, count), device="cuda")
+        for dtype in (BF16, F32):
+            operands = x.to(dtype), w.to(dtype)
+            got, want = (
+                jitgen.jit(backend=backend)(function)(*operands, ids),
+                function(*(t.double() for t in operands), ids),
+            )
+            assert (got.double() - want).norm() <= TOLERANCE[dtype] * want.norm(), (tokens, count, dtype)

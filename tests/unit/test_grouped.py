@@ -19,6 +19,7 @@ from tests.grouped import (
     LENGTH,
     OFFSETS,
     ROWS,
+    SEVERAL_IDS,
     chosen,
     failure,
     gated,
@@ -228,22 +229,12 @@ def test_gradients_of_lengths() -> None:
         assert not failure(one, other, "gradient")
 
 
-SEVERAL_IDS: dict[str, Callable[..., Any]] = {
-    "a row by several matrices": lambda x, w, ids: torch.einsum("td,tkhd->tkh", x, w[ids]),
-    "a row for each matrix": lambda x, w, ids: torch.einsum("tkd,tkhd->tkh", x[:, None] * (ids[..., None] + 2), w[ids]),
-    "matmul": lambda x, w, ids: x[:, None, None] @ w[ids].mT,
-    "matrices first": lambda x, w, ids: w[ids] @ x[:, None, :, None],
-    "columns": lambda x, w, ids: torch.einsum("td,tkdh->tkh", x, w.mT[ids]),
-    "transposed behind": lambda x, w, ids: torch.einsum("td,tkdh->tkh", x, w[ids].mT),
-}
-
-
 @pytest.mark.parametrize("name", SEVERAL_IDS)
 @pytest.mark.quick(where=lambda name: name in ("a row by several matrices", "matrices first"))
 def test_matrices_by_ids_of_several_dimensions_are_not_copied(name: str) -> None:
     function = SEVERAL_IDS[name]
-    for tokens, chosen in ((7, 2), (1, 3), (0, 2), (3, 1)):
-        x, w, ids = torch.randn(tokens, 24), torch.randn(5, 40, 24), torch.randint(-5, 5, (tokens, chosen))
+    for tokens, count in ((7, 2), (1, 3), (0, 2), (3, 1)):
+        x, w, ids = torch.randn(tokens, 24), torch.randn(5, 40, 24), torch.randint(-5, 5, (tokens, count))
         want = function(x.double(), w.double(), ids)
         got = jitgen.jit(function)(x, w, ids)
         assert got.shape == want.shape

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jitgen.families.family import Claim, Partition
 from jitgen.families.rows.scan import NAME
@@ -82,7 +83,7 @@ def _of_slices(values: Sequence[Node], partition: Partition) -> dict[int, list[t
     found: dict[int, list[tuple[_Rows, Store]]] = {}
     scans: dict[int, set[Node]] = {}
     for position, node in enumerate(values):
-        if SCAN not in node.kinds or node.kind is not CAT and not any(_slices_of_scans(node)):
+        if SCAN not in node.kinds or (node.kind is not CAT and not any(_slices_of_scans(node))):
             continue
         scans[position] = {one for one in topological([node]) if one.kind is SCAN}
         stores = _stores_of_pieces(position, node, partition)
@@ -116,7 +117,7 @@ def _stores_of_pieces(position: int, node: Node, partition: Partition) -> list[t
     start: Size = 0
     for piece in node.inputs:
         movement = ("slice", node.attrs.dim, start, 1), piece.shape
-        start = symbols.add(start, piece.shape[node.attrs.dim])
+        start = symbols.add(start, piece.shape[node.attrs.dim])  # type: ignore[assignment]
         store = _lifted(Store(position, piece, (movement,)), partition.mover)
         if store is None:
             return None
@@ -144,12 +145,16 @@ def _lifted(store: Store, mover: Mover) -> tuple[_Rows, Store] | None:
             return None
         elif dim not in varying_dims(node):
             memo[id(node)] = mover.move(one_of(node, [dim], mover), ("expand",), rows.shape)
-        elif node.kind is VIEW and node.attrs == views[0].attrs and is_same_shape(node.inputs[0].shape, rows.shape, mover):
+        elif (
+            node.kind is VIEW
+            and node.attrs == views[0].attrs
+            and is_same_shape(node.inputs[0].shape, rows.shape, mover)
+        ):
             memo[id(node)] = in_shape(node.inputs[0], rows.shape, mover)
         else:
             return None
     back = ("slice", dim, symbols.neg(first), 1), rows.shape
-    within = first, symbols.add(first, shape[dim])
+    within: Any = first, symbols.add(first, shape[dim])
     return rows, Store(store.result, memo[id(store.value)], (*store.movements, back), within=within)
 
 
@@ -235,5 +240,6 @@ def _backward(within: tuple[Size, Size] | None, length: Size) -> tuple[Size, Siz
     """Returns the range ``within`` of rows of ``length`` elements that are walked from the last one."""
     if within is None:
         return None
-    first, end = (symbols.sub(length, size) for size in reversed(within))
-    return first, end
+    first, end = within
+    backward: Any = symbols.sub(length, end), symbols.sub(length, first)
+    return backward

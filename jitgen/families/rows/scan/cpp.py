@@ -130,7 +130,11 @@ def _results(scan: Scan, columns: bool) -> list[dict[str, str]]:
 
 def _store(operand: RowOperand, columns: bool) -> dict[str, Any]:
     streamed = (operand.across if columns else operand.kind) == "contiguous" and operand.within is None
-    inside = "{1} >= {0[0]} && {1} < {0[1]}".format(operand.within, "e" if columns else "start + i") if operand.within else ""
+    inside = (
+        "{1} >= {0[0]} && {1} < {0[1]}".format(operand.within, "e" if columns else "start + i")
+        if operand.within
+        else ""
+    )
     return {
         "index": operand.index,
         "local": _local(operand),
