@@ -82,8 +82,8 @@ class Step:
     guarded: str = ""
 
 
-MOST_PAIRS = 64
-"""Pairs of an updated argument and another whose address ranges a launcher compares one by one; those of more are
+MOST_PAIRS = 256
+"""Pairs of an updated argument and another whose address ranges a launcher compares one by one, in 30 ns each; more are
 compared in their order in memory."""
 
 

@@ -195,6 +195,19 @@ def test_sequences_of_different_lengths_and_every_edge_of_a_tile() -> None:
         assert wrong(paged.attend(q), wanted, q, k, v) is None
 
 
+@pytest.mark.parametrize("depth", [16, 40, 96])
+def test_one_token_reads_tiles_of_keys_that_masks_leave(depth: int) -> None:
+    """Of values of one vector and of several, with two queries for a key; what is behind the last key has no weight."""
+    query, keys, values = (torch.randn(2, heads, length, depth) for heads, length in ((4, 1), (2, 300), (2, 300)))
+    step = jitgen.jit(functional.attend)
+    for last in (0, 127, 128, 270):
+        hidden = torch.arange(300)[:, None] > last
+        new = step(query, keys.masked_fill(hidden, 1e30), values.masked_fill(hidden, 1e30), torch.tensor([last, last]))
+        seen = (query, keys[:, :, : last + 1], values[:, :, : last + 1])
+        wanted = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in seen), enable_gqa=True)
+        torch.testing.assert_close(new.double(), wanted, atol=2e-6, rtol=2e-5)
+
+
 def test_pages_in_any_layout_and_a_page_that_is_not_there() -> None:
     def heads_last(q: Any, k_pages: Any, v_pages: Any, table: Any, start: Any) -> Any:
         k, v = (x[table].view(table.shape[0], -1, HEADS, DEPTH).transpose(1, 2) for x in (k_pages, v_pages))

@@ -54,22 +54,42 @@ struct Few {
     }
     __builtin_memset(row_sum(state), 0, shape_.rows * (1 + shape_.wide) * sizeof(T));
     // What is beyond the end of a key and of a value stays zero.
-    __builtin_memset(keys, 0, shape_.keys * (shape_.deep + shape_.wide) * sizeof(T));
+    if (a.depth != shape_.deep) __builtin_memset(keys, 0, shape_.keys * shape_.deep * sizeof(T));
+    if (a.width != shape_.wide) __builtin_memset(values, 0, shape_.keys * shape_.wide * sizeof(T));
+  }
+
+  // What comes into the second-level cache while something else is computed, a row of keys or values at a time.
+  struct Ahead {
+    const T* from = nullptr;  // null for nothing
+    int64_t stride = 0, elements = 0;
+    inline void fetch(int64_t n) const {
+      for (int64_t e = 0; e < elements; e += 64 / int64_t(sizeof(T))) __builtin_prefetch(from + n * stride + e, 0, 2);
+    }
+  };
+
+  // The tile of keys from `n` on, or the first one behind it, of which some row sees a key; empty at the end.
+  Seen tile(int64_t n, int64_t end) const {
+    Seen keys{end, end, open};
+    for (; n < end && keys.first == keys.last; n += shape_.keys) keys = seen(a, *rows, n, min(n + shape_.keys, end));
+    return keys;
   }
 
   void walk(int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; n += shape_.keys) {
-      const int64_t last = n + shape_.keys < end ? n + shape_.keys : end;
-      const Seen own = seen(a, *rows, n, last);
-      if (own.first == own.last) continue;
+    for (Seen own = tile(begin, end), next; own.first != own.last; own = next) {
+      next = tile(own.first - (own.first - begin) % shape_.keys + shape_.keys, end);
       const int64_t count = own.last - own.first;
-      int64_t stride = shape_.deep;
+      int64_t stride = shape_.deep, value_stride = shape_.wide;
       const T* const from = in_place<A::key_contiguous>(a.key(own.first), a.next_key, a.depth, keys, stride);
+      const T* const with = in_place<A::value_contiguous>(a.value(own.first), a.next_value, a.width, values, value_stride);
       if (from == keys) fill_keys(a, own.first, own.last, keys, shape_.deep);
-      for (int64_t row = 0; row < shape_.rows; ++row) dots(queries + row * shape_.deep, from, stride, count, scores + row * shape_.keys);
-      stride = shape_.wide;
-      const T* const with = in_place<A::value_contiguous>(a.value(own.first), a.next_value, a.width, values, stride);
+      Ahead ahead;
+      if (with != values) ahead = {with, value_stride, shape_.wide};
+      for (int64_t row = 0; row < shape_.rows; ++row) {
+        dots(queries + row * shape_.deep, from, stride, count, scores + row * shape_.keys, ahead);
+        ahead = {};
+      }
       if (with == values) fill_values(a, own.first, own.last, values, shape_.wide);
+      if (from != keys && next.first != next.last) ahead = {from + (next.first - own.first) * stride, stride, shape_.deep};
       for (int64_t row = 0; row < shape_.rows; ++row) {
         T* const row_scores = scores + row * shape_.keys;
         if (own.state == open) {
@@ -78,7 +98,8 @@ struct Few {
           a.template scores<false>(*rows, row, own.first, count, row_scores);
         }
         softmax(row, count, row_scores);
-        weighted(row_scores, count, with, stride, sums(state, row));
+        weighted<in_flight>(row_scores, count, with, value_stride, sums(state, row), 0, ahead);
+        ahead = {};
       }
     }
   }
@@ -95,9 +116,10 @@ struct Few {
     return to;
   }
 
-  void dots(const T* query, const T* from, int64_t stride, int64_t count, T* to) const {
+  void dots(const T* query, const T* from, int64_t stride, int64_t count, T* to, const Ahead& ahead) const {
     int64_t n = 0;
     for (; n + width <= count; n += width) {
+      for (int64_t k = 0; k < width; ++k) ahead.fetch(n + k);
       Vector<T> sum[width] = {};
       for (int64_t d = 0; d < shape_.deep; d += width) {
         const Vector<T> element = load_vector<Vector<T>>(query + d);
@@ -148,26 +170,48 @@ struct Few {
     row_sum(state)[row] += sum;
   }
 
-  // Adds the values, each times its probability.
-  void weighted(const T* probabilities, int64_t count, const T* from, int64_t stride, T* to) const {
-    int64_t e = 0;
-    for (; e + in_flight * width <= shape_.wide; e += in_flight * width) {
-      weighted_columns<in_flight>(probabilities, count, from + e, stride, to + e);
-    }
-    for (; e < shape_.wide; e += width) weighted_columns<1>(probabilities, count, from + e, stride, to + e);
-  }
+  // Adds the values, each times its probability, from element `e` on: as many vectors of a value at once as there are.
   template <int vectors>
-  JITGEN_INLINE void weighted_columns(const T* probabilities, int64_t count, const T* from, int64_t stride, T* to) {
-    Vector<T> sum[vectors];
+  void weighted(const T* probabilities, int64_t count, const T* from, int64_t stride, T* to, int64_t e, Ahead ahead) const {
+    for (; e + vectors * width <= shape_.wide; e += vectors * width) {
+      weighted_columns<vectors>(probabilities, count, from + e, stride, to + e, ahead);
+      ahead = {};
+    }
+    if constexpr (vectors > 1) weighted<vectors / 2>(probabilities, count, from, stride, to, e, ahead);
+  }
+  // Neighbouring keys have sums of their own where a value has few vectors.
+  template <int vectors>
+  JITGEN_INLINE void weighted_columns(const T* probabilities, int64_t count, const T* from, int64_t stride, T* to,
+                                      const Ahead& ahead) {
+    constexpr int64_t ways = in_flight / vectors;
+    Vector<T> sum[ways][vectors] = {};
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) sum[v] = load_vector<Vector<T>>(to + v * width);
-    for (int64_t n = 0; n < count; ++n) {
+    for (int v = 0; v < vectors; ++v) sum[0][v] = load_vector<Vector<T>>(to + v * width);
+    int64_t n = 0;
+    for (; n + ways <= count; n += ways) {
+#pragma GCC unroll 8
+      for (int64_t way = 0; way < ways; ++way) {
+        ahead.fetch(n + way);
+        const Vector<T> probability = splat(probabilities[n + way]);
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+          accumulate(sum[way][v], load_vector<Vector<T>>(from + (n + way) * stride + v * width), probability);
+        }
+      }
+    }
+    for (; n < count; ++n) {
       const Vector<T> probability = splat(probabilities[n]);
 #pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) accumulate(sum[v], load_vector<Vector<T>>(from + n * stride + v * width), probability);
+      for (int v = 0; v < vectors; ++v) {
+        accumulate(sum[0][v], load_vector<Vector<T>>(from + n * stride + v * width), probability);
+      }
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) store_vector(to + v * width, sum[v]);
+    for (int v = 0; v < vectors; ++v) {
+#pragma GCC unroll 8
+      for (int64_t way = 1; way < ways; ++way) sum[0][v] += sum[way][v];
+      store_vector(to + v * width, sum[0][v]);
+    }
   }
 
   void join(T* other) {

@@ -105,49 +105,73 @@ void pack_blocks(const Storage* w, int64_t stride_k, int64_t blocks, int64_t cou
 // multiplied by a row of x directly; of weights that are contiguous along n, a few k's at a time are added to the sums
 // of many columns.
 
+namespace detail {
+
+// Adds up the lanes of each vector: a lane of sums[0] is the sum of the vector of its number, in the order of a tree.
+template <class Vector, int lanes>
+JITGEN_INLINE void add_lanes(Vector (&sums)[lanes]) {
+  using Moved = typename Select<sizeof(sums[0][0]) == 4, Floats, Doubles>::type;
+  Moved square[lanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i) square[i] = (Moved)sums[i];
+  transpose(square);
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i) sums[i] = (Vector)square[i];
+#pragma GCC unroll 4
+  for (int half = lanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+}
+
+}  // namespace detail
+
 // The sums of `rows` (up to 16) rows of weights, contiguous along k, with one row of x of `count` neighbours in k.
+// Sixteen sums are written.
 template <class Compute, class Storage>
 void dot_block(const Storage* w, int64_t stride_n, int64_t rows, int64_t count, const typename Compute::Element* x,
                typename Compute::Accumulator* to) {
   using Element = typename Compute::Element;
   using Weights = typename Compute::Weights;
+  using Vector = typename Compute::Vector;
   using OfX = decltype(splat(*x));
-  constexpr int per = Compute::per_element, lanes = vector_bytes / sizeof(Element), together = 4;
-  for (int64_t first = 0; first < rows; first += together) {
-    const Storage* from[together];
-    typename Compute::Vector acc[together] = {};
-    // Beyond the last row the last one is read again; these sums are not used.
-    for (int r = 0; r < together; ++r) from[r] = w + (first + r < rows ? first + r : rows - 1) * stride_n;
-    int64_t e = 0;
-    for (; (e + lanes) * per <= count; e += lanes) {
-      const auto of_x = load_vector<OfX>(x + e);
+  constexpr int per = Compute::per_element, lanes = vector_bytes / sizeof(Element);
+  constexpr int sums = vector_bytes / sizeof(typename Compute::Accumulator), together = sums < 4 ? sums : 4;
+  // Elements to what is fetched: the same place of the next rows where rows are short, for which it is in no other page.
+  const int64_t ahead = count * int64_t(sizeof(Storage)) <= 8192 ? together * stride_n : 2048 / int64_t(sizeof(Storage));
+  for (int64_t begin = 0; begin < rows; begin += sums) {
+    Vector of_rows[sums] = {};
+    for (int64_t first = begin; first < rows && first < begin + sums; first += together) {
+      const Storage* from[together];
+      Vector acc[together] = {};
+      // Beyond the last row the last one is read again; these sums are not used.
+      for (int r = 0; r < together; ++r) from[r] = w + (first + r < rows ? first + r : rows - 1) * stride_n;
+      int64_t e = 0;
+      for (; (e + lanes) * per <= count; e += lanes) {
+        const auto of_x = load_vector<OfX>(x + e);
 #pragma GCC unroll 4
-      for (int r = 0; r < together; ++r) {
-        __builtin_prefetch(from[r] + e * per + 2048 / sizeof(Storage), 0, 2);
-        accumulate(acc[r], detail::elements_at<Compute>(from[r] + e * per), of_x);
-      }
-    }
-    if (e * per < count) {
-      alignas(64) Element tail[together + 1][lanes] = {};
-      for (int64_t i = 0; (e + i) * per < count; ++i) {
-        tail[together][i] = x[e + i];
         for (int r = 0; r < together; ++r) {
-          tail[r][i] = detail::element_of<Compute>(from[r] + (e + i) * per, 1, count - (e + i) * per);
+          __builtin_prefetch(from[r] + e * per + ahead, 0, 2);
+          accumulate(acc[r], detail::elements_at<Compute>(from[r] + e * per), of_x);
         }
       }
-      for (int r = 0; r < together; ++r) {
-        accumulate(acc[r], load_vector<Weights>(tail[r]), load_vector<OfX>(tail[together]));
+      if (e * per < count) {
+        alignas(64) Element tail[together + 1][lanes] = {};
+        for (int64_t i = 0; (e + i) * per < count; ++i) {
+          tail[together][i] = x[e + i];
+          for (int r = 0; r < together; ++r) {
+            tail[r][i] = detail::element_of<Compute>(from[r] + (e + i) * per, 1, count - (e + i) * per);
+          }
+        }
+        for (int r = 0; r < together; ++r) {
+          accumulate(acc[r], load_vector<Weights>(tail[r]), load_vector<OfX>(tail[together]));
+        }
       }
+#pragma GCC unroll 4
+      for (int r = 0; r < together; ++r) of_rows[first - begin + r] = acc[r];
     }
-    for (int r = 0; r < together && first + r < rows; ++r) {
-      constexpr int sums = vector_bytes / sizeof(typename Compute::Accumulator);
-      alignas(64) typename Compute::Accumulator parts[sums];
-      store_vector(parts, acc[r]);
-      for (int half = sums / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
-      }
-      to[first + r] = parts[0];
-    }
+    detail::add_lanes(of_rows);
+    store_vector(to + begin, of_rows[0]);
   }
 }
 
