@@ -246,6 +246,8 @@ def test_int8_activations_of_4_bit_weights(format: str, group: int | None) -> No
         (100, 520, 448),
         (300, 1000, 528),
         (1500, 2064, 2176),
+        (1024, 4096, 1152),  # tiles of 128 rows, in clusters that share them
+        (2100, 4096, 3968),  # and in clusters that share K
     ):
         x, dense = torch.randn(m, k, dtype=torch.bfloat16, device="cuda"), torch.randn(n, k, device="cuda")
         weight = jitgen.quantize(dense, format, group, activation="int8")

@@ -20,6 +20,7 @@ from jitgen.families.gemm.wgmma_model import (
     BYTES_PINGPONG,
     CODE_DECODE,
     CODE_PRODUCT,
+    CODE_PRODUCTS,
     CODE_SUM,
     DECODE,
     DENSE,
@@ -177,7 +178,7 @@ def _quantized_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
 
 _TALL_CODES = ((160, 1), (128, 2), (160, 2), (192, 2))
 """Rows of x of tiles of one block of 64 rows of codes, and blocks that share them, besides those of ``SHAPES``: where x
-is int8, two halves of such rows are added up in turn."""
+is int8, two halves of more than 128 rows are added up in turn."""
 
 
 def _tall_code_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
@@ -196,7 +197,8 @@ def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights, grou
     steps = 2 * weights.item  # wgmmas of a chunk
     products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
     decode = DECODE.blocks(blocks) if weights.item == 2 else blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
-    together = height * products * (CODE_PRODUCT if weights.item == 1 else 1.0)
+    of_codes = CODE_PRODUCTS.get(tiles.tokens, CODE_PRODUCT) if blocks == 1 else CODE_PRODUCT
+    together = height * products * (of_codes if weights.item == 1 else 1.0)
     together += tiles.warpgroups * decode if weights.item == 2 else 0
     fetched = tiles.tokens * weights.item * CHUNK / share + height * CHUNK * 8 * weights.bits
     alone = blocks * products + decode + DECODE.fixed

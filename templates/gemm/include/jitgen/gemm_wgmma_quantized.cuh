@@ -70,6 +70,7 @@ struct QuantizedKernel {
   using Ring = StageRing<Config::stages>;
   using Stage = QuantizedStage<Config, Weight>;
   using Finish = QuantizedFinish<Config, Weight, Epilogue>;
+  using Order = ProductOrder<Shape::ordered>;
   using Sums = typename Finish::Sums;
   static constexpr int blocks = Config::blocks;
   static constexpr int contractions = Config::contractions;
@@ -273,6 +274,7 @@ struct QuantizedKernel {
 #pragma unroll
       for (int part = 0; part < parts; ++part) {
         Part::dequantise(fragments, held, part);
+        Order::wait();
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < steps; ++s) {
@@ -285,6 +287,7 @@ struct QuantizedKernel {
           }
         }
         wgmma_commit();
+        Order::pass();
         if (part == parts - 1 && chunk + 1 < last) {
           barrier_wait_in_place(full(ring.stage), ring.phase, "full");
           Part::fetch(fetched, memory, lane, ring.stage);
@@ -307,7 +310,7 @@ struct QuantizedKernel {
     }
     if constexpr (!Shape::group_scales) add_exact(acc, sums);
   }
-  // The same of many tokens, whose sums are added up in two halves: one is multiplied while the other one is added, and
+  // The same of more tokens, whose sums are added up in two halves: one is multiplied while the other one is added, and
   // the second half of a stage's k's is decoded while those of the first are multiplied. So the tensor cores wait for
   // neither.
   JITGEN_DEVICE void add_codes_in_halves(Sums& acc, int first, int last, Ring& ring) const {
@@ -445,6 +448,7 @@ struct QuantizedKernel {
       __syncwarp();
     } else {
       registers_deal<Config::warpgroups, Config::resident, false>();
+      Order::begin();
       for (; walk.item < items; walk.next()) {
         TilePlace tile = place(walk.item, column_tiles);
         const MatrixRows matrix = matrix_of<Config::tokens>(batch, tile, 0, rows);
