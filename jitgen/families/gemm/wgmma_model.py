@@ -144,6 +144,9 @@ DENSE_PINGPONG = TileFit(*(1.31, 54.3, 24.5, 0.69), epilogue=3.6, warpgroup_epil
 DENSE_WARPGROUP = WarpgroupFit(fixed=6.2, column=3.89)
 DENSE_MISSING_BYTES = 40
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""
+ACROSS_LINES = 2.0
+"""The time of copies of 128 bytes that lie across two lines of the cache, since rows do not begin at a line, as a
+multiple of that of others."""
 HALF_LINES = 1.29
 """The epilogue where 32 columns are staged at once, which are half a line of memory, as a multiple of that with 64."""
 BYTES = TileFit(
@@ -165,9 +168,6 @@ tiles that looked promising: of those, what the model chooses takes 1 to 3 % lon
 worst."""
 BYTES_MISSING = 40.4
 """``DENSE_MISSING_BYTES`` of operands of one byte."""
-BYTES_ACROSS_LINES = 2.0
-"""The time of copies of 128 bytes that lie across two lines of the cache, since rows do not begin at a line, as a
-multiple of that of others."""
 PROMOTED_PRODUCT = 1.25
 """The cycles of wgmmas whose sums are promoted, as a multiple of those of others: additions and wgmmas take turns at
 the registers."""

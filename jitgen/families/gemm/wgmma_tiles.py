@@ -12,10 +12,10 @@ from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaBytes, WgmmaDense, WgmmaQuantized, WgmmaTiling
 from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.families.gemm.wgmma_model import (
+    ACROSS_LINES,
     AREA,
     BATCHED,
     BYTES,
-    BYTES_ACROSS_LINES,
     BYTES_MISSING,
     BYTES_PINGPONG,
     CODE_DECODE,
@@ -430,7 +430,9 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
     x_shares, weight_shares = (tiles.multicast, 1) if tiles.shares_x else (1, tiles.multicast)
     across = sum(-(-n // (tiles.columns * x_shares)) * x_shares for n in weights.columns)
     items = -(-rows // (height * weight_shares)) * weight_shares * across * tiles.k_splits
-    fetched = (height / x_shares + width / weight_shares) * CHUNK_BYTES
+    columns = weights.columns if weights.transposed else (weights.length,)
+    fetched = height / x_shares * _across_lines(weights.item, weights.length)
+    fetched = (fetched + width / weight_shares * _across_lines(weights.item, *columns)) * CHUNK_BYTES
     alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     if weights.promoted:
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
@@ -442,8 +444,6 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
         products *= PROMOTED_PINGPONG if tiles.pingpong else PROMOTED_PRODUCT
     in_l2 = (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if in_l2 else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
-    if of_bytes and weights.length % CHUNK_BYTES:
-        copies *= BYTES_ACROSS_LINES
     lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int, split: bool) -> float:
@@ -463,6 +463,11 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
         return 1, times.unsplit(weights.chip, items, tiles.multicast)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.cluster_k_splits, tiles.multicast)
+
+
+def _across_lines(item: int, *widths: int) -> float:
+    """Returns the time of copies of matrices with rows of so many elements, as a multiple of that of whole lines."""
+    return ACROSS_LINES if any(width * item % CHUNK_BYTES for width in widths) else 1.0
 
 
 def batched_microseconds(tiles: WgmmaDense, rows: int, matrices: int, weights: Weights) -> float:
