@@ -25,28 +25,32 @@ def attend(q: Any, k: Any, v: Any) -> Any:
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
-def lowered(batch: int, heads: int, shared: int, rows: int, keys: int, depth: int, width: int = 0) -> Any:
+def lowered(
+    batch: int, heads: int, shared: int, rows: int, keys: int, depth: int, width: int = 0, backend: Any = "cuda"
+) -> Any:
     sizes = ((heads, rows, depth), (shared, keys, depth), (shared, keys, width or depth))
-    specs = (TensorSpec((batch, *size), torch.bfloat16) for size in sizes)
-    return jitgen.jit(attend).lower(*specs, backend="cuda", target="sm_90a").lowered
+    dtype = torch.bfloat16 if backend == "cuda" else torch.float32
+    specs = (TensorSpec((batch, *size), dtype) for size in sizes)
+    return jitgen.jit(attend).lower(*specs, backend=backend, target="sm_90a").lowered
 
 
 def bucket(size: int, ends: tuple[int, ...]) -> int:
     return 0 if size == 1 else 1 + sum(size > end for end in ends)
 
 
-def test_sizes_of_one_bucket_have_one_schedule() -> None:
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_sizes_of_one_bucket_have_one_schedule(backend: str) -> None:
     """So that what is built for a recorded size serves all others of its buckets (``schedule.buckets``)."""
     found: dict[tuple[int, ...], Any] = {}
-    device = Device(Target.parse("sm_90a"), "cuda")
-    row_counts = (2, 3, 5, 8, 9, 10, 11, 16, 17, 21, 22, 32, 33, 64, 65, 128, 129, 900)
+    device = Device(Target.parse("sm_90a"), backend)
+    row_counts = (2, 3, 4, 5, 8, 9, 10, 11, 16, 17, 21, 22, 32, 33, 64, 65, 128, 129, 900)
     for group in (1, 3, 4):
-        graph = lowered(2, 4 * group, 4, 20, 20, 64).graph
+        graph = lowered(2, 4 * group, 4, 20, 20, 64, backend=backend).graph
         shapes = ((2, 4 * group, 20, 64), (2, 4, 20, 64), (2, 4, 20, 64))
         environment = {f"s{i}_{dim}": size for i, shape in enumerate(shapes) for dim, size in enumerate(shape)}
         of_rows, of_keys, of_tasks = (each.ends for each in schedule.buckets(graph, environment, device))
         for batch, rows, keys in itertools.product((2,), row_counts, (2, 4095, 4096)):
-            kernels = lowered(batch, 4 * group, 4, rows, keys, 64)
+            kernels = lowered(batch, 4 * group, 4, rows, keys, 64, backend=backend)
             key = (group, bucket(batch * 4 * group, of_tasks), bucket(rows, of_rows), bucket(keys, of_keys))
             facts = kernels.schedules, kernels.layouts
             assert found.setdefault(key, facts) == facts, (group, batch, rows, keys)

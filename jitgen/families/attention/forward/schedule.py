@@ -161,7 +161,9 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
         computed = {id(inner) for inner in (attention.result, attention.product, *row_sources(row_values(attention)))}
         inside = [inner for inner in topological(graph.results) if id(images[id(inner)].under_views) in computed]
         shared = _heads_that_share(attention.product.inputs[1], lead, keys, environment)
-        of_rows = ends if device.is_gpu else _of_packed(ends, shared)
+        of_rows = ends if device.dialect == "cuda" else _of_packed(ends, shared)  # CUDA's are of one head's rows
+        if of_keys:  # which few rows of a head split
+            of_rows = tuple(sorted({*of_rows, SPLIT_ROWS}))
         buckets_.append(SizeBuckets(rows, of_rows, inside=tuple(inside)))
         buckets_.append(SizeBuckets(keys, of_keys))
         buckets_.append(SizeBuckets(symbols.product(lead), tuple(end * shared + shared - 1 for end in of_tasks)))
@@ -169,8 +171,8 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
 
 
 def _of_packed(ends: Sequence[int], shared: int) -> tuple[int, ...]:
-    """Returns the upper ends of the buckets of rows of one head on a CPU, where those of rows that share keys are
-    ``ends``: the rows of ``shared`` heads are packed up to ``PACKED_ROWS``."""
+    """Returns the upper ends of the buckets of rows of one head where those of rows that share keys are ``ends``: the
+    rows of ``shared`` heads are packed up to ``PACKED_ROWS``."""
     packed = {min(end // shared, PACKED_ROWS) for end in ends} | {PACKED_ROWS} if shared > 1 else set()
     return tuple(sorted(packed - {0} | {end for end in ends if shared == 1 or end > PACKED_ROWS}))
 
