@@ -8,6 +8,7 @@ that could not be written where they should be. Those are deleted a day later.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -44,15 +45,31 @@ def directory() -> Iterator[Path]:
 def keep(name: str, text: str) -> str | None:
     """Writes ``text`` to a file called ``name`` that outlives this process, for a person to read; returns its path.
 
+    One text has one file, however often it is kept, as by a service that calls what does not compile again and again.
     None where it cannot be written: whoever keeps a source has a worse error to report.
     """
     try:
         _sweep_once()
-        path = Path(tempfile.mkdtemp(prefix=_KEPT)) / name
+        path = _directory_of(f"{name} {text}") / name
         path.write_text(text)
     except OSError:
         return None
     return str(path)
+
+
+def _directory_of(content: str) -> Path:
+    """Returns the private directory of ``content``, made if this user has none; another one where somebody else has
+    taken its name."""
+    digest = hashlib.sha256(content.encode(errors="replace")).hexdigest()[:16]
+    path = Path(tempfile.gettempdir(), f"{_KEPT}{digest}")
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        status = path.lstat()
+        if not (stat.S_ISDIR(status.st_mode) and _is_mine(status) and stat.S_IMODE(status.st_mode) == 0o700):
+            return Path(tempfile.mkdtemp(prefix=_KEPT))
+        os.utime(path)
+    return path
 
 
 def _sweep_once() -> None:

@@ -357,6 +357,12 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path, monkeypatch: p
     assert kept is not None
     scratch.sweep()
     assert Path(kept).read_text() == "text"
+    assert scratch.keep("kernel.cpp", "text") == kept, "one text has one file"
+    taken = Path(str(scratch.keep("kernel.cpp", "other"))).parent
+    taken.chmod(0o777)
+    assert Path(str(scratch.keep("kernel.cpp", "other"))).parent != taken, "a directory that others may write"
+    for path in tmp_path.iterdir():
+        make_old(path, 2 * 86400.0)
     make_old(Path(kept).parent, 2 * 86400.0)
     scratch.sweep()
     assert list(tmp_path.iterdir()) == []
