@@ -3,8 +3,9 @@
     python -m bench.experts OUTPUT.json --seconds 60
 
 A block is what transformers 5 computes with ``_grouped_mm``: router, softmax, top-k, a sort of tokens by their experts,
-two grouped products with SwiGLU between, and the weighted sum. Times are of calls in one CUDA graph, in microseconds,
-over weights that no L2 cache holds. ``routing`` is the block without products, from logits to a sum of narrow rows;
+two grouped products with SwiGLU between, and the weighted sum. Times are of calls in one CUDA graph, in microseconds;
+the calls take other tokens each, and copies of the weights in turn, so that no L2 cache holds what a call reads.
+``routing`` is what stands before the products, without the router: top-k of a softmax, order, ranks and ends;
 ``share`` is that of the card's read bandwidth at which the block reads the weights of the experts that tokens choose.
 ``layers`` are that many blocks, one after another, in one graph: tokens a second of the mixture's part of a model.
 """
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +29,21 @@ from bench import measurement
 from bench.prebuild import compile_each
 from bench.timing import graph_seconds
 
-SHAPES = {"qwen3-30b": (128, 8, 2048, 768), "mixtral": (8, 2, 4096, 14336)}
+SHAPES = {"qwen3-30b": (128, 8, 2048, 768), "mixtral": (8, 2, 4096, 14336), "gpt-oss-20b": (32, 4, 2880, 2880)}
 """Experts, experts of a token, the width of the model and of an expert."""
-TOKENS = (1, 16, 64, 300, 1000, 4096)
-FORMATS = (None, "int4")
+TOKENS = (1, 4, 16, 64, 300, 1000, 4096)
+FORMATS = {None: None, "int4": 128, "mxfp4": None}
+"""Formats of weights, and their group sizes."""
 LAYERS = 4
-NARROW = 16
-"""Columns of the rows that ``routing`` adds up."""
 READ_BYTES = {"NVIDIA H100 80GB HBM3": 2.93e12, "NVIDIA H200": 4.4e12}
 """Read bandwidth in bytes a second, as measured (docs/measured)."""
-BYTES = {None: 2.0, "int4": 0.5156}
+BYTES = {None: 2.0, "int4": 0.5156, "mxfp4": 0.53125}
+COPIED_BYTES = 200e6
+"""What the calls of a graph read together at least, where ``COPIES`` of weights are enough."""
+COPIES = 4
+SETS = 8
+"""Choices of tokens, up to ``FEW_TOKENS`` of them."""
+FEW_TOKENS = 64
 
 
 def routed(logits: Any, chosen: int) -> Any:
@@ -51,13 +59,6 @@ def routed(logits: Any, chosen: int) -> Any:
     return weights, order, ranks, ends
 
 
-def routing(logits: Any, rows: Any, chosen: int) -> Any:
-    """The same, and the weighted sum of narrow rows in place of those that experts compute."""
-    weights, order, ranks, ends = routed(logits, chosen)
-    rows = (rows * weights[order].unsqueeze(-1))[ranks]
-    return order, ends, rows.view(logits.shape[0], chosen, -1).sum(1)
-
-
 def block(x: Any, router: Any, up: Any, down: Any, chosen: int) -> Any:
     weights, order, ranks, ends = routed(F.linear(x, router), chosen)
     gate, value = torch._grouped_mm(x[order // chosen], up.transpose(-2, -1), ends).chunk(2, -1)
@@ -65,16 +66,21 @@ def block(x: Any, router: Any, up: Any, down: Any, chosen: int) -> Any:
     return rows[ranks].view(x.shape[0], chosen, -1).sum(1).to(x.dtype)
 
 
+def takes(shape: str, format: str | None) -> bool:
+    """Whether the widths of ``shape`` divide into groups of the format."""
+    return not any(size % (FORMATS[format] or 32) for size in SHAPES[shape][2:])
+
+
 def functions(chosen: int) -> tuple[Any, Any]:
     """A block, and its routing alone, as kernels."""
-    one, other = partial(block, chosen=chosen), partial(routing, chosen=chosen)
+    one, other = partial(block, chosen=chosen), partial(routed, chosen=chosen)
     made = jitgen.jit(backend="cuda")
-    return made(lambda x, router, up, down: one(x, router, up, down)), made(lambda logits, rows: other(logits, rows))
+    return made(lambda x, router, up, down: one(x, router, up, down)), made(lambda logits: other(logits))
 
 
 def specs(shape: str, tokens: int, format: str | None) -> list[Any]:
     experts, _, width, inner = SHAPES[shape]
-    group = 128 if format else None
+    group = FORMATS[format]
     dense = [(tokens, width), (experts, width)]
     matrices = [(experts, 2 * inner, width), (experts, width, inner)]
     return [jitgen.TensorSpec(size, torch.bfloat16) for size in dense] + [
@@ -88,9 +94,8 @@ def compiled(shape: str, tokens: int, format: str | None) -> str:
     try:
         run.lower(*specs(shape, tokens, format), target="sm_90a", backend="cuda").compile()
         if format is None:
-            sizes = (tokens, SHAPES[shape][0]), (tokens * SHAPES[shape][1], NARROW)
-            logits, rows = (jitgen.TensorSpec(size, torch.bfloat16) for size in sizes)
-            routes.lower(logits, rows, target="sm_90a", backend="cuda").compile()
+            logits = jitgen.TensorSpec((tokens, SHAPES[shape][0]), torch.bfloat16)
+            routes.lower(logits, target="sm_90a", backend="cuda").compile()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:300]}"
     return ""
@@ -108,43 +113,66 @@ def exact(x: Any, router: Any, up: Any, down: Any, chosen: int) -> Any:
     return result
 
 
-def measured(shape: str, tokens: int, format: str | None) -> dict[str, Any]:
-    experts, chosen, width, inner = SHAPES[shape]
-    generator = torch.Generator("cuda").manual_seed(tokens + experts)
+@dataclass
+class Mixture:
+    """Weights of a block: the router's, and copies of the experts' dense ones and of those that jitgen multiplies."""
 
-    def drawn(*size: int, scale: float = 1.0) -> Any:
-        return (torch.randn(*size, device="cuda", generator=generator) * scale).to(torch.bfloat16)
+    router: torch.Tensor
+    dense: list[list[torch.Tensor]]
+    weights: list[list[Any]]
 
-    x, router = drawn(tokens, width), drawn(experts, width, scale=width**-0.5)
-    sizes = ((experts, 2 * inner, width), (experts, width, inner))
-    dense = [drawn(*size, scale=size[-1] ** -0.5) for size in sizes]
-    weights = [jitgen.quantize(matrix, format, 128) if format else matrix for matrix in dense]
+    @classmethod
+    def drawn(cls, shape: str, format: str | None) -> Mixture:
+        experts, _, width, inner = SHAPES[shape]
+        sizes = (experts, 2 * inner, width), (experts, width, inner)
+        dense = [drawn(*size, scale=size[-1] ** -0.5) for size in sizes]
+        weights = [
+            jitgen.quantize(matrix, format, FORMATS[format], method="absmax") if format else matrix for matrix in dense
+        ]
+        return cls(drawn(experts, width, scale=width**-0.5), [dense], [weights])
+
+    def copied(self, count: int) -> tuple[list[list[torch.Tensor]], list[list[Any]]]:
+        for kept in (self.dense, self.weights):
+            kept += [[matrix.clone() for matrix in kept[0]] for _ in range(count - len(kept))]
+        return self.dense[:count], self.weights[:count]
+
+
+def drawn(*size: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*size, device="cuda") * scale).to(torch.bfloat16)
+
+
+def measured(shape: str, tokens: int, format: str | None, mixture: Mixture) -> dict[str, Any]:
+    _, chosen, width, inner = SHAPES[shape]
+    sets = SETS if tokens <= FEW_TOKENS else 1
+    xs, router = [drawn(tokens, width) for _ in range(sets)], mixture.router
     run, routes = functions(chosen)
-    result, logits = run(x, router, *weights), F.linear(x, router)
+    result, logits = run(xs[0], router, *mixture.weights[0]), [F.linear(x, router) for x in xs]
     some = slice(0, 8)
-    read = [weight.dequantize(torch.bfloat16) for weight in weights] if format else dense
-    wanted = exact(x[some], router, read[0], read[1], chosen)
+    read = [weight.dequantize(torch.bfloat16) for weight in mixture.weights[0]] if format else mixture.dense[0]
+    wanted = exact(xs[0][some], router, read[0], read[1], chosen)
+    used = sum(torch.topk(each, chosen, -1)[1].unique().numel() for each in logits) / sets
+    bytes_read = used * 3 * width * inner * BYTES[format]
+    dense, weights = mixture.copied(min(COPIES, math.ceil(COPIED_BYTES / sets / bytes_read)))
+    order = [(number % sets, number % len(dense)) for number in range(max(sets, len(dense)))]
     row: dict[str, Any] = {"shape": shape, "tokens": tokens, "format": format}
-    row["kernels"] = len(run.lower(x, router, *weights).kernels)
+    row["kernels"] = len(run.lower(xs[0], router, *weights[0]).kernels)
     row["error"] = ((result[some].float() - wanted).norm() / wanted.norm()).item()
-    row["block"] = graph_seconds([partial(run, x, router, *weights)]) * 1e6
-    row["torch bf16 block"] = graph_seconds([partial(block, x, router, dense[0], dense[1], chosen)]) * 1e6
-    rows = drawn(tokens * chosen, NARROW)
-    row["routing"] = graph_seconds([partial(routes, logits, rows)]) * 1e6
-    row["routing kernels"] = len(routes.lower(logits, rows).kernels)
-    row["torch routing"] = graph_seconds([partial(routing, logits, rows, chosen)]) * 1e6
-    used = torch.topk(logits, chosen, -1)[1].unique().numel()
+    row["block"] = graph_seconds([partial(run, xs[s], router, *weights[w]) for s, w in order]) * 1e6
+    blocks = [partial(block, xs[s], router, dense[w][0], dense[w][1], chosen) for s, w in order]
+    row["torch bf16 block"] = graph_seconds(blocks) * 1e6
+    row["routing"] = graph_seconds([partial(routes, each) for each in logits]) * 1e6
+    row["routing kernels"] = len(routes.lower(logits[0]).kernels)
+    row["torch routing"] = graph_seconds([partial(routed, each, chosen) for each in logits]) * 1e6
     bandwidth = READ_BYTES.get(torch.cuda.get_device_name())
     if bandwidth is not None:
-        row["share"] = used * 3 * width * inner * BYTES[format] / (row["block"] * 1e-6) / bandwidth
+        row["share"] = bytes_read / (row["block"] * 1e-6) / bandwidth
 
-    def layers() -> Any:
-        y = x
-        for _ in range(LAYERS):
-            y = y + run(y, router, *weights)
-        return y
+    def layers(x: torch.Tensor) -> Any:
+        for number in range(LAYERS):
+            x = x + run(x, router, *weights[number % len(weights)])
+        return x
 
-    row["tokens a second of 48 layers"] = tokens / (graph_seconds([layers]) * 48 / LAYERS)
+    row["tokens a second of 48 layers"] = tokens / (graph_seconds([partial(layers, x) for x in xs]) * 48 / LAYERS)
     return row
 
 
@@ -154,21 +182,32 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--tokens", nargs="*", type=int, default=TOKENS)
+    names = [str(format) for format in FORMATS]
+    parser.add_argument("--formats", nargs="*", default=names, choices=names)
     options = parser.parse_args()
     started = time.time()
-    jobs = [(s, t, f) for s in options.shapes for t in options.tokens for f in FORMATS]
-    compile_each(compiled, jobs)
+    formats = [format for format in FORMATS if str(format) in options.formats]
+    kinds = [(shape, format) for format in formats for shape in options.shapes if takes(shape, format)]
+    compile_each(compiled, [(shape, tokens, format) for shape, format in kinds for tokens in options.tokens])
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
-    results = []
+    torch.manual_seed(37)
+    results: list[dict[str, Any]] = []
     with torch.no_grad():
-        for job in jobs:
+        for shape, format in kinds:
             if time.time() - started > options.seconds:
                 break
-            try:
-                results.append(measured(*job))
-            except Exception as error:
-                results.append({"job": job, "failed": f"{type(error).__name__}: {str(error)[:300]}"})
-            print(json.dumps(results[-1]), flush=True)
+            mixture = Mixture.drawn(shape, format)
+            for tokens in options.tokens:
+                if time.time() - started > options.seconds:
+                    break
+                try:
+                    results.append(measured(shape, tokens, format, mixture))
+                except Exception as error:
+                    failure = f"{type(error).__name__}: {str(error)[:300]}"
+                    results.append({"shape": shape, "tokens": tokens, "format": format, "failed": failure})
+            del mixture
+            torch.cuda.empty_cache()
+            print(shape, format, f"{time.time() - started:.0f} s", flush=True)
             record = measurement.made("bench.experts") | {"layers": LAYERS, "results": results}
             options.output.write_text(json.dumps(record, indent=1))
 

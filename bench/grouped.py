@@ -1,17 +1,24 @@
-"""Grouped products of mixtures of experts on a GPU, beside ``torch._grouped_mm``: values against float64, and times.
+"""Grouped products of mixtures of experts on a GPU, beside torch and humming: values against float64, and times.
 
     python -m bench.grouped OUTPUT.json --seconds 80
 
-Rows go to experts by a Zipf law whose exponent is drawn (0 is even). Times are of calls in one CUDA graph over weights
-that no L2 cache holds; a row has the slowest and the fastest of the dialects beside torch's product of bfloat16.
+Rows go to experts by Zipf laws (``EXPONENTS``; 0 is even). Times are of calls in one CUDA graph, in microseconds. The
+calls take other experts each, and weights in turn, so that no L2 cache holds what a call reads. Beside jitgen's
+dialects stand ``torch._grouped_mm`` of bfloat16 and, where it is installed, humming's products of experts over weights
+that it quantised itself, of rows in the order of experts (``grouped_contiguous``) and of rows by ids (``indexed``).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import json
-import random
+import math
 import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +29,42 @@ import jitgen
 from bench.measurement import made
 from bench.prebuild import compile_each
 from bench.timing import graph_seconds
+from jitgen.quant import activations
 
-SHAPES = {"mixtral": (8, 2, 4096, 14336), "qwen3-30b": (128, 8, 2048, 768), "gpt-oss-20b": (32, 4, 2880, 2880)}
-"""Experts, experts of a token, K and N of one projection."""
-TOKENS = (1, 16, 64, 300, 1000, 4096)
+SHAPES = {
+    "mixtral": (8, 2, 4096, 14336),
+    "qwen3-30b": (128, 8, 2048, 768),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+    "deepseek-v3 of 32": (32, 1, 7168, 2048),
+    "deepgemm": (4, 1, 7168, 4096),
+}
+"""Experts, experts of a token, K and N of one projection. DeepSeek-V3's experts are the 32 of one of 8 devices, where a
+token finds one of its 8; DeepGEMM publishes figures of 4 experts."""
+TOKENS = (1, 4, 16, 64, 300, 1000, 4096)
 EXPONENTS = (0.0, 0.8, 1.2)
 COPIED_BYTES = 200e6
+"""What the calls of a graph read together at least."""
+FEW_TOKENS = 64
+"""Tokens up to which calls differ by the experts that tokens choose, and humming's products by ids are timed too."""
+SETS = 8
+"""Choices of experts, of so few tokens."""
+COPIES = 4
+"""Copies of weights at most."""
+KINDS = {"indexed": FEW_TOKENS, "grouped_contiguous": 1 << 30}
+"""Humming's products of experts, and up to how many tokens each is timed."""
+FORMATS: dict[str, tuple[str | None, int | None, str | None]] = {
+    "bf16": (None, None, None),
+    "int4": ("int4", 128, None),
+    "mxfp4": ("mxfp4", None, None),
+    "int8 by int8": ("int8", None, "int8"),
+    "fp8 by fp8": ("fp8_e4m3", None, "fp8_e4m3"),
+    "fp8 in blocks": ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128"),
+}
+"""A format of weights, its group size, and the activation's."""
+HUMMING = {
+    "int4": {"dtype": "int4", "group_size": 128},
+    "mxfp4": {"dtype": "float4e2m1", "group_size": 32, "scale_dtype": "float8e8m0"},
+}
 
 
 def product(x: Any, weight: Any, ends: Any) -> Any:
@@ -38,15 +75,25 @@ def function_of(backend: str) -> Any:
     return jitgen.jit(backend=backend)(product)
 
 
-def compiled(backend: str, format: str | None, shape: str, tokens: int) -> str:
+def bits_of(name: str) -> float:
+    """Bits of an element of a weight with its scales."""
+    return {"bf16": 16.0, "int4": 4.125, "mxfp4": 4.25}.get(name, 8.0)
+
+
+def takes(shape: str, name: str) -> bool:
+    """Whether K of ``shape`` divides into groups of the format."""
+    _, _, length, columns = SHAPES[shape]
+    return name == "mxfp4" or (length % 128 == 0 and (name != "fp8 in blocks" or columns % 128 == 0))
+
+
+def compiled(backend: str, name: str, shape: str, tokens: int) -> str:
     """Compiles one kernel into the store; what went wrong, or nothing."""
     experts, chosen, length, columns = SHAPES[shape]
+    format, group, activation = FORMATS[name]
     spec = jitgen.TensorSpec(
-        (experts, columns, length), torch.bfloat16, format=format, group_size=128 if format else None
+        (experts, columns, length), torch.bfloat16, format=format, group_size=group, activation=activation
     )
     x = jitgen.TensorSpec((tokens * chosen, length), torch.bfloat16)
-    if length % 128 and format:
-        return ""
     try:
         ends = jitgen.TensorSpec((experts,), torch.int32)
         function_of(backend).lower(x, spec, ends, target="sm_90a", backend=backend).compile()
@@ -55,79 +102,206 @@ def compiled(backend: str, format: str | None, shape: str, tokens: int) -> str:
     return ""
 
 
-def routed(source: random.Random, experts: int, rows: int, chosen: int) -> list[int]:
-    """The ends of the experts' rows."""
-    exponent = source.choice(EXPONENTS)
-    weights = [1 / (rank + 1) ** exponent for rank in range(experts)]
-    source.shuffle(weights)
-    counts = [0] * experts
-    for _ in range(rows // chosen):
-        keys = [source.random() ** (1 / weight) for weight in weights]
-        for expert in sorted(range(experts), key=keys.__getitem__)[-chosen:]:
-            counts[expert] += 1
-    return [sum(counts[: number + 1]) for number in range(experts)]
+def chosen_counts(experts: int, tokens: int, chosen: int, exponent: float, generator: torch.Generator) -> list[int]:
+    """The rows of each expert, where each token chooses some without repetition by a Zipf law."""
+    order = torch.randperm(experts, generator=generator)
+    logits = -exponent * torch.log(1.0 + order.double())
+    noise = -torch.log(-torch.log(torch.rand(tokens, experts, generator=generator, dtype=torch.float64)))
+    ids = torch.topk(logits + noise, chosen, -1)[1]
+    return list(torch.bincount(ids.flatten(), minlength=experts).tolist())
 
 
-def measured(shape: str, tokens: int, format: str | None, source: random.Random) -> dict[str, Any]:
+def as_quantised(x: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """The numbers, in float64, that a product has for ``x``."""
+    if activation is None:
+        return x.double()
+    kind = activations.ACTIVATIONS[activation]
+    scales = activations.scales_of(x, kind)
+    return activations.values_of(activations.codes_of(x, scales, kind, False), scales, kind).double()
+
+
+def error_of(found: torch.Tensor, x: torch.Tensor, exact: torch.Tensor, counts: list[int]) -> float:
+    """The largest relative error of the three experts with the most rows."""
+    worst, ends = 0.0, torch.tensor(counts).cumsum(0).tolist()
+    for expert in sorted(range(len(counts)), key=counts.__getitem__)[-3:]:
+        rows = slice(ends[expert] - counts[expert], ends[expert])
+        wanted = x[rows] @ exact[expert].double().T
+        if wanted.numel():
+            worst = max(worst, ((found[rows].double() - wanted).norm() / wanted.norm()).item())
+    return worst
+
+
+class Humming:
+    """Products of experts by humming, of ``dense`` weights that it quantises."""
+
+    def __init__(self, dense: torch.Tensor, name: str) -> None:
+        from humming.layer import HummingLayer  # type: ignore[import-not-found]
+        from humming.schema import HummingWeightSchema  # type: ignore[import-not-found]
+
+        experts, columns, length = dense.shape
+        layer = HummingLayer(
+            shape_n=columns,
+            shape_k=length,
+            weight_config=dict(HUMMING[name]),
+            num_experts=experts,
+            torch_dtype=dense.dtype,
+        ).cuda()
+        tensors = HummingWeightSchema.quant_tensor(dense, layer.weight_schema, dense.dtype)
+        self.exact = layer.weight_schema.dequant_tensors(tensors).view(dense.shape)
+        layer.load_from_tensors(tensors)
+        layer.transform()
+        self.layers, self.experts = [layer], experts
+
+    def compile(self, rows: dict[str, list[int]]) -> None:
+        """Compiles the kernels of these numbers of rows, by the kind of product, in parallel."""
+        from humming.kernel.humming import HummingKernel  # type: ignore[import-not-found]
+
+        for kind, counts in rows.items():
+            configs = [(0, 1 << 30, self.config(count, kind)) for count in counts]
+            HummingKernel.prepare_kernels(self.layers[0].humming_config.to_str(), {"gemm_type": kind}, configs)
+
+    def copied(self, count: int) -> None:
+        self.layers += [deepcopy(self.layers[0]) for _ in range(count - len(self.layers))]
+
+    def config(self, rows: int, kind: str) -> dict[str, Any]:
+        """The configuration that humming's heuristic takes for so many rows."""
+        from humming.tune import get_heuristics_config  # type: ignore[import-not-found]
+
+        return dict(get_heuristics_config(self.layers[0].humming_config, shape_m=rows, gemm_type=kind))
+
+    def calls(self, kind: str, x: torch.Tensor, counts: list[list[int]]) -> list[Any]:
+        """A call for each list of counts, over weights in turn."""
+        from humming.testing.data import generate_moe_tensors  # type: ignore[import-not-found]
+
+        config = self.config(x.shape[0], kind)
+        options = {
+            "compute_config": json.dumps({"gemm_type": kind}),
+            "tuning_config": json.dumps(config, default=lambda value: value.value),
+        }
+        calls = []
+        for number, each in enumerate(counts):
+            ids = torch.arange(self.experts, device="cuda").repeat_interleave(torch.tensor(each, device="cuda"))
+            _, layout, rows, experts, padded = generate_moe_tensors(
+                ids.int()[:, None], self.experts, kind, block_size_config=config["block_shape"][0]
+            )
+            layer = self.layers[number % len(self.layers)]
+            tensors = {"expert_layout": layout, "sorted_ids": rows, "expert_ids": experts, "num_tokens_padded": padded}
+            calls.append(partial(layer, x, top_k=1, **tensors, **options))
+        return calls
+
+
+@dataclass
+class Weights:
+    """Weights of a shape in a format, for all numbers of tokens, with what multiplies them.
+
+    Attributes:
+        dense, quantised: copies of the weights as torch and as jitgen multiply them.
+        exact: the numbers that jitgen's have.
+        humming: its layers; None without it.
+    """
+
+    dense: list[torch.Tensor]
+    quantised: list[Any]
+    exact: torch.Tensor
+    humming: Humming | None
+
+    @classmethod
+    def drawn(cls, shape: str, name: str, tokens: Sequence[int]) -> Weights:
+        experts, chosen, length, columns = SHAPES[shape]
+        dense = torch.randn(experts, columns, length, device="cuda", dtype=torch.bfloat16) * 0.02
+        format, group, activation = FORMATS[name]
+        weight: Any = jitgen.quantize(dense, format, group, method="absmax", activation=activation) if format else dense
+        humming = None
+        if name in HUMMING and importlib.util.find_spec("humming") is not None:
+            humming = Humming(dense, name)
+            rows = {kind: [count * chosen for count in tokens if count <= most] for kind, most in KINDS.items()}
+            humming.compile(rows)
+        return cls([dense], [weight], weight.dequantize(torch.bfloat16) if format else dense, humming)
+
+    def copied(self, count: int) -> tuple[list[torch.Tensor], list[Any]]:
+        for kept in (self.dense, self.quantised):
+            kept += [kept[0].clone() for _ in range(count - len(kept))]
+        if self.humming is not None:
+            self.humming.copied(count)
+        return self.dense[:count], self.quantised[:count]
+
+
+def measured(
+    shape: str, tokens: int, name: str, exponent: float, weights: Weights, backends: Sequence[str]
+) -> dict[str, Any]:
     experts, chosen, length, columns = SHAPES[shape]
-    rows, generator = tokens * chosen, torch.Generator("cuda").manual_seed(tokens)
-    dense = torch.randn(experts, columns, length, device="cuda", generator=generator, dtype=torch.bfloat16) * 0.02
-    weight: Any = jitgen.quantize(dense, format, 128) if format else dense
-    x = torch.randn(rows, length, device="cuda", generator=generator, dtype=torch.bfloat16)
-    ends = routed(source, experts, rows, chosen)
-    offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
-    counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    found: dict[str, Any] = {"shape": shape, "tokens": tokens, "format": format, "most": max(counts)}
-    functions = {name: function_of(name) for name in ("cuda", "triton")}
-    calls: dict[str, Any] = {name: partial(made, x, weight, offsets) for name, made in functions.items()}
-    exact = weight.dequantize(torch.bfloat16) if format else dense
-    calls["torch bf16"] = partial(product, x, dense, offsets)
-    for name, call in calls.items():
+    rows, generator = tokens * chosen, torch.Generator().manual_seed(tokens + experts)
+    x = torch.randn(rows, length, device="cuda", dtype=torch.bfloat16)
+    sets = SETS if tokens <= FEW_TOKENS else 1
+    counts = [chosen_counts(experts, tokens, chosen, exponent, generator) for _ in range(sets)]
+    ends = [torch.tensor(each, device="cuda").cumsum(0).to(torch.int32) for each in counts]
+    used = sum(count > 0 for each in counts for count in each) / sets
+    bytes_read = used * columns * length * bits_of(name) / 8
+    dense, quantised = weights.copied(min(COPIES, math.ceil(COPIED_BYTES / sets / bytes_read)))
+    order = [(number % sets, number % len(dense)) for number in range(max(sets, len(dense)))]
+    row: dict[str, Any] = {"shape": shape, "tokens": tokens, "format": name, "zipf": exponent}
+    row["most"], row["used"] = max(counts[0]), used
+    calls: dict[str, Callable[[], list[Any]]] = {}
+    for backend in backends:
+        run = function_of(backend)
+        calls[backend] = lambda run=run: [partial(run, x, quantised[w], ends[s]) for s, w in order]  # type: ignore[misc]
+    calls["torch bf16"] = lambda: [partial(product, x, dense[w], ends[s]) for s, w in order]
+    peer, activation = weights.humming, FORMATS[name][2]
+    for kind in [kind for kind, most in KINDS.items() if peer is not None and tokens <= most]:
+        calls[f"humming {kind}"] = lambda kind=kind: peer.calls(kind, x, [counts[s] for s, _ in order])  # type: ignore
+    values = as_quantised(x, activation)
+    for subject, listed in calls.items():
         try:
-            if name != "torch bf16":
-                result, first = call(), 0
-                worst = 0.0
-                for expert in sorted(range(experts), key=counts.__getitem__)[-3:]:
-                    first = ends[expert - 1] if expert else 0
-                    wanted = x[first : ends[expert]].double() @ exact[expert].double().T
-                    if wanted.numel():
-                        worst = max(worst, ((result[first : ends[expert]] - wanted).norm() / wanted.norm()).item())
-                found[f"{name} error"] = worst
-                assert torch.equal(result, call()), "other bits"
-            found[name] = graph_seconds([call]) * 1e6
+            each = listed()
+            result = each[0]()
+            if subject in backends:
+                row[f"{subject} error"] = error_of(result, values, weights.exact, counts[0])
+                assert torch.equal(result, each[0]()), "other bits"
+            elif peer is not None and subject != "torch bf16":
+                row[f"{subject} error"] = error_of(result, x.double(), peer.exact, counts[0])
+            row[subject] = graph_seconds(each) * 1e6
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {str(error)[:200]}"
-    used = sum(count > 0 for count in counts)
-    best = [value for key, value in found.items() if key in ("cuda", "triton") and isinstance(value, float)]
-    if best:
-        found["TFLOP/s"] = 2e-6 * rows * length * columns / min(best)
-        found["TB/s"] = 1e-6 * used * columns * length * (0.5156 if format else 2) / min(best)
-    return found
+            row[subject] = f"{type(error).__name__}: {str(error)[:200]}"
+    times = {subject: row[subject] for subject in calls if isinstance(row[subject], float)}
+    best = min((times[backend] for backend in backends if backend in times), default=None)
+    if best is not None:
+        row["TFLOP/s"] = 2e-6 * rows * length * columns / best
+        row["TB/s"] = 1e-6 * bytes_read / best
+        for rival in ("torch", "humming"):
+            rivals = [time for subject, time in times.items() if subject.startswith(rival)]
+            if rivals:
+                row[f"{rival} / jitgen"] = min(rivals) / best
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
-    parser.add_argument("--seed", type=int, default=37001)
     parser.add_argument("--seconds", type=float, default=80)
     parser.add_argument("--shapes", nargs="*", default=["qwen3-30b", "mixtral"], choices=SHAPES)
     parser.add_argument("--tokens", nargs="*", type=int, default=TOKENS)
-    parser.add_argument("--formats", nargs="*", default=["dense", "int4"], choices=["dense", "int4"])
+    parser.add_argument("--formats", nargs="*", default=["bf16", "int4"], choices=FORMATS)
+    parser.add_argument("--exponents", nargs="*", type=float, default=EXPONENTS)
+    parser.add_argument("--backends", nargs="*", default=["cuda", "triton"], choices=["cuda", "triton"])
     options = parser.parse_args()
-    started, source = time.time(), random.Random(options.seed)
-    formats = [None if name == "dense" else name for name in options.formats]
-    jobs = [(s, t, f) for t in options.tokens for f in formats for s in options.shapes]
-    sources = [(b, f, s, t) for s, t, f in jobs for b in ("cuda", "triton")]
-    compile_each(compiled, sources)
+    started = time.time()
+    kinds = [(shape, name) for name in options.formats for shape in options.shapes if takes(shape, name)]
+    compile_each(compiled, [(b, f, s, t) for s, f in kinds for t in options.tokens for b in options.backends])
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
-    results = []
+    torch.manual_seed(37)
+    results: list[dict[str, Any]] = []
     with torch.no_grad():
-        for job in jobs:
+        for shape, name in kinds:
             if time.time() - started > options.seconds:
                 break
-            results.append(measured(*job, source))
-            print(json.dumps(results[-1]), flush=True)
+            weights = Weights.drawn(shape, name, options.tokens)
+            for tokens, exponent in itertools.product(options.tokens, options.exponents):
+                if time.time() - started < options.seconds:
+                    results.append(measured(shape, tokens, name, exponent, weights, options.backends))
+            print(shape, name, f"{time.time() - started:.0f} s", flush=True)
             options.output.write_text(json.dumps(made("bench.grouped") | {"results": results}, indent=1))
+            del weights
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
