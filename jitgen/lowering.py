@@ -29,6 +29,7 @@ from jitgen.ir.program import Kernel, Program, plain
 from jitgen.ir.views import Memory, Strided
 from jitgen.kernel.launch import Arguments, LaunchShape, Work
 from jitgen.kernel.operands import Call, locate, ordered_like, output_strides
+from jitgen.quant.weights import LAYOUTS, Layouts
 from jitgen.runtime import overlap
 from jitgen.schedule.chips import Chip
 from jitgen.schedule.choose import Choice
@@ -65,6 +66,13 @@ class Route:
         if self.automatic and self.backend == "cpp" and settings.interpreting_triton():
             return replace(triton, target=Target.parse("interpreter"))
         return triton if self.automatic and self.backend == "cuda" else None
+
+    @functools.cached_property
+    def layouts(self) -> Layouts:
+        """Returns the layouts of quantised weights that kernels read."""
+        device = self.device
+        hopper = self.target.arch == "sm_90a" and device.has_tensor_maps
+        return Layouts(LAYOUTS[self.backend], hopper and device.dialect == "cuda" and not device.uses_cutlass)
 
     @property
     def device(self) -> Device:

@@ -97,8 +97,10 @@ def _described(
 ) -> tuple[Sequence[Any], list[Any], Any]:
     """Flattens the arguments: returns the leaves, the leaves as a call has them (a spec becomes a tensor without
     memory), and their structure."""
-    layout = weights.LAYOUTS[route.backend]
-    leaves, tree, _ = parameters.flatten(args, kwargs, lambda weight: weights.layout_of(weight, layout), in_place=False)
+    layouts = route.layouts
+    leaves, tree, _ = parameters.flatten(
+        args, kwargs, lambda weight: weights.layout_of(weight, layouts), in_place=False
+    )
     sizes = _Sizes()
     return leaves, [sizes.tensor(leaf) if isinstance(leaf, TensorSpec) else leaf for leaf in leaves], tree
 

@@ -122,7 +122,7 @@ class Resolver:
 
     def layout_of(self, weight: Any) -> str:
         """Returns the layout in which kernels read a quantised weight, where that weight is now."""
-        return weights.layout_of(weight, weights.LAYOUTS[self.routing.on_device(weight.device).backend])
+        return weights.layout_of(weight, self.routing.on_device(weight.device).layouts)
 
     def inline(self, leaves: Sequence[Any], tree: Any) -> Any:
         """Makes the call part of the trace in progress."""
@@ -247,11 +247,10 @@ class Resolver:
         count = iter(range(len(call.numbers)))
         symbolic = [_symbolic(leaf, next(count), guards) if type(leaf) in NUMBERS else leaf for leaf in leaves]
         structure = tree or pytree.tree_flatten((tuple(leaves), {}))[1]
-        layout = weights.LAYOUTS[route.backend]
         objects = [
             argument(index, self._path(index, tree), leaf) for index, leaf in enumerate(leaves) if is_object(type(leaf))
         ]
-        request = TraceRequest(symbolic, structure, guards, call.device, layout, objects, runs, differentiable)
+        request = TraceRequest(symbolic, structure, guards, call.device, route.layouts, objects, runs, differentiable)
         traced = self._run(request)
         if objects or isinstance(self.function, WeakMethod):
             traced = dataclasses.replace(traced, guards=tuple(map(weakly, traced.guards)))

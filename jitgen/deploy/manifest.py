@@ -51,7 +51,7 @@ def entry_of(
     """
     inputs = len(lowered.program.inputs)
     results = lowered.memories[inputs + len(lowered.program.temporaries) :] if lowered.caller_output else ()
-    portable = relaid(graph, environment, memory, "portable")
+    portable = relaid(graph, environment, memory, weights.Layouts())
     return {
         "name": graph.name,
         "graph": graphs.to_json(portable.graph),
@@ -146,4 +146,4 @@ def relower(entry: Entry, route: Route) -> Lowered:
 def laid_out_for(entry: Entry, route: Route) -> Relaid:
     """Returns the graph of a recorded specialisation with its weights in the layout that kernels of ``route`` read."""
     memory = [_memory_from_json(memory) for memory in entry["inputs"]]
-    return relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, weights.LAYOUTS[route.backend])
+    return relaid(graphs.from_json(entry["graph"]), entry["environment"], memory, route.layouts)

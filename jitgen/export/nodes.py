@@ -149,7 +149,7 @@ def _linear_in(node: fx.Node, size: OpenSize) -> ConvertedNode:
     resolver = Resolver(_linear if bias is None else _linear_with_bias, Routing("linear", None, None))
     route = resolver.routing.on_device(device)
     now = from_text(str(text), device)
-    wanted = now.replace(layout=weights.layout_of(now, weights.LAYOUTS[route.backend]))
+    wanted = now.replace(layout=weights.layout_of(now, route.layouts))
     whole = tuple(torch.empty_like(tensor.meta["val"], device="meta") for tensor in stored)  # type: ignore
     converted = weights.converted(whole, now, wanted.layout)
 

@@ -102,8 +102,6 @@ def unvarying(instructions: Sequence[Instruction], are_loads: Callable[[Instruct
     return flags
 
 
-BLOCKS = "blocks"
-"""The layout of a ``dequantize`` node of dense codes (rows, K) and scales of blocks, of x and of weights."""
 _TENSORS_OF_PRODUCTS = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "groups")
 WHOLE = (*_TENSORS_OF_PRODUCTS, "gather", "query", "key", "value", "score")
 """Kinds of operand that are read at other elements than the computed one: those of a contraction, which reads many for

@@ -17,7 +17,6 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import varies
 from jitgen.ir.attributes import ROUNDED
 from jitgen.ir.body import (
-    BLOCKS,
     Body,
     Contraction,
     Instruction,
@@ -32,12 +31,14 @@ from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Movement, Node, Shape
 from jitgen.ir.nodes import (
     BITS,
+    BLOCKS,
     CAST,
     CONST,
     CONVOLVE,
     COUNTED,
     DEQUANTIZE,
     GATHER,
+    GROUPED,
     INPUT,
     IOTA,
     LIMITED,
@@ -195,11 +196,11 @@ class BodyBuilder:
 
     def _contraction(self, node: Node) -> Contraction:
         """Makes the product that ``node`` is; its operands are added to the body's."""
-        x, weight, *divided = node.inputs
+        x, weight = node.inputs[:2]
         inner = BodyBuilder(self.buffers, self.scalars)
         inner.operands, inner._load = self.operands, "x"
         if BLOCKS in (getattr(x.attrs, "layout", None), getattr(weight.attrs, "layout", None)):
-            return self._product_of_blocks(inner, node)
+            return self._divided(self._product_of_blocks(inner, node), node)
         inner.value(x)
         nested = [i.op for i in inner.instructions if i.op in ("contract", "reduce", "scan")]
         if nested:
@@ -218,16 +219,22 @@ class BodyBuilder:
             )
         precision = _precision(node, x)
         product = Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
-        if not divided:
+        return self._divided(product, node)
+
+    def _divided(self, product: Contraction, node: Node) -> Contraction:
+        """Adds to ``product``, which is that of ``node``, what divides rows, or K, among groups, if anything does."""
+        if node.kind is not GROUPED:
             return product
-        (groups,) = divided
+        groups = node.inputs[2]
         as_row = (("unsqueeze", 0), (1, *groups.shape))
         grouping = "lengths" if node.attrs.equation == LENGTHS_OF_GROUPS else node.attrs.by
         return replace(product, groups=self._operand("groups", groups, (as_row,)), grouping=grouping)
 
     def _product_of_blocks(self, inner: BodyBuilder, node: Node) -> Contraction:
         """Makes the product of codes of which one operand or both have scales of blocks."""
-        (x, *scales_of_x), (codes, *scales) = (one.inputs if one.kind is DEQUANTIZE else (one,) for one in node.inputs)
+        (x, *scales_of_x), (codes, *scales) = (
+            one.inputs if one.kind is DEQUANTIZE else (one,) for one in node.inputs[:2]
+        )
         inner.value(x)
         blocks = (*(("weight",) if scales else ()), *(("x",) if scales_of_x else ()))
         operands = tuple(self._operand("weight", one) for one in (codes, *scales, *scales_of_x))

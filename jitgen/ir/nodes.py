@@ -317,6 +317,8 @@ TAKEN = Kind(
     TWO,
     Reads.ROW,
 )
+BLOCKS = "blocks"
+"""The layout of a ``dequantize`` node of dense codes (rows, K) and scales of blocks, of x and of weights."""
 DEQUANTIZE = Kind(
     "dequantize",
     "the weight (N, K) of codes, scales and, for some formats, zero-points; products read it, or views of it",

@@ -26,7 +26,7 @@ from typing import Any
 from jitgen.errors import InternalError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Builder, Node, Shape, topological
-from jitgen.ir.nodes import DEQUANTIZE, REDUCE, VIEW
+from jitgen.ir.nodes import BLOCKS, DEQUANTIZE, REDUCE, VIEW
 from jitgen.ir.symbols import Scalar, Size
 
 ROW_TILE = 16
@@ -199,7 +199,9 @@ class Mover:
             weight.attrs.kind == "reshape" or weight.attrs[:2] == ("slice", len(weight.shape) - 2)
         ):
             weight = weight.inputs[0]
-        return weight.kind is DEQUANTIZE and self.decide(at_tile(*attrs[2:]))
+        # A slice of rows that share scales of blocks may cut these. Its product is computed whole.
+        in_tiles = weight.kind is DEQUANTIZE and weight.attrs.layout != BLOCKS
+        return in_tiles and self.decide(at_tile(*attrs[2:]))
 
     def _move_broadcast_reduction(self, reduction: Node, attrs: tuple[Any, ...], shape: Shape) -> Node:
         """Moves a reduction that is broadcast over its row: the reduction is moved and then broadcast."""

@@ -19,6 +19,7 @@ from jitgen.ir.graph import Builder, Graph, InputSpec, Node, input_shape, topolo
 from jitgen.ir.nodes import DEQUANTIZE, INPUT, VIEW
 from jitgen.ir.views import Memory, Strided, contiguous_strides
 from jitgen.quant import weights
+from jitgen.quant.weights import Layouts
 from jitgen.spec import dtype_name
 
 
@@ -32,12 +33,12 @@ class Relaid:
     memory: Sequence[Memory]
 
 
-def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], layout: str) -> Relaid:
-    """Rewrites ``graph``, and what belongs to it, as a trace for the backend that reads ``layout`` would have made
-    them. With ``"portable"`` all weights are in that.
+def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], layouts: Layouts) -> Relaid:
+    """Rewrites ``graph``, and what belongs to it, as a trace for the backend that reads ``layouts`` would have made
+    them. With the portable one all weights are in that.
 
     Raises:
-        UnsupportedError: ``layout`` is not the portable one, and the graph has a weight that keeps another layout.
+        UnsupportedError: the layout is not the portable one, and the graph has a weight that keeps another layout.
     """
     inputs, sizes, memories = list(graph.inputs), dict(environment), list(memory)
     changed: dict[int, torch.Tensor] = {}  # by index of the input
@@ -47,15 +48,16 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
     for node in topological(graph.results):
         if node.kind is not DEQUANTIZE:
             continue
-        own = wanted[id(node)] = layout
-        if layout != "portable" and node.attrs.activation and id(node) not in matrices:
+        own = wanted[id(node)] = layouts.own
+        if layouts.own != "portable" and node.attrs.activation:
             format, group_size, _, activation = node.attrs
             columns: Any = node.shape[1]
-            own = wanted[id(node)] = weights.layout_for_codes(format, group_size, columns, activation, layout)
+            described = format, group_size, columns, activation
+            own = wanted[id(node)] = weights.layout_for_codes(*described, layouts, of_groups=id(node) in matrices)
         if node.attrs.layout != own:
             # An embedding of the weight has addresses in the layout that it was traced with, and keeps it.
             if any(id(tensor) in elsewhere for tensor in node.inputs):
-                if layout == "portable":
+                if layouts.own == "portable":
                     wanted[id(node)] = node.attrs.layout
                     continue
                 raise UnsupportedError(

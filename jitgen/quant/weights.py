@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -32,6 +33,22 @@ LAYOUTS = {"cpp": "cpu", "cuda": "mma", "cutlass": "mma", "triton": "interleaved
 """The layout that the kernels of each backend read."""
 ROWS_BESIDE = ("interleaved", "mma")
 """Layouts of backends that read the layout ``rows`` too, of weights whose products multiply codes by codes."""
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Says in which layouts kernels read quantised weights; without a backend all are portable.
+
+    Attributes:
+        own: the backend's own layout, a value of ``LAYOUTS``.
+        groups_in_blocks: whether grouped products read ``blocks`` too, of experts whose weights and activations have
+            scales of blocks.
+    """
+
+    own: str = "portable"
+    groups_in_blocks: bool = False
+
+
 CODE_COLUMNS = 16
 """K is a multiple of this many columns in the layout ``mma8``."""
 
@@ -115,35 +132,39 @@ def _check_experts(token: Token) -> None:
         )
 
 
-def layout_of(weight: QTensor | TensorSpec | Token, layout: str) -> str:
-    """Returns the layout in which kernels read ``weight``: ``layout``, their backend's own, or one that
+def layout_of(weight: QTensor | TensorSpec | Token, layouts: Layouts) -> str:
+    """Returns the layout in which kernels that read ``layouts`` read ``weight``: their backend's own, or one that
     ``layout_for_codes`` names."""
     if weight.activation is None:
-        return layout
+        return layouts.own
     token: Any = weight.token if is_quantized(weight) else weight
-    if len(token.shape) != 2:
-        return layout
     columns = getattr(token, "weight_shape", token.shape)[-1]
-    return layout_for_codes(token.format, token.group_size, columns, token.activation, layout)
+    described = token.format, token.group_size, columns, token.activation
+    return layout_for_codes(*described, layouts, of_groups=len(token.shape) > 2)
 
 
-def layout_for_codes(format: str, group_size: int | None, columns: int, activation: str, layout: str) -> str:
-    """Returns the layout in which kernels read a matrix that multiplies quantised activations: ``layout``, their
-    backend's own, or ``rows`` where they multiply 8-bit codes by the activation's and scale sums of whole rows. In CUDA
-    it may be ``mma8``, of 4-bit codes that meet int8 activations, or ``blocks``, where weights and activations have
-    scales of blocks."""
-    if layout not in ROWS_BESIDE:
+def layout_for_codes(
+    format: str, group_size: int | None, columns: int, activation: str, layouts: Layouts, of_groups: bool = False
+) -> str:
+    """Returns the layout in which kernels read a matrix that multiplies quantised activations: their backend's own, or
+    ``rows`` where they multiply 8-bit codes by the activation's and scale sums of whole rows. In CUDA it may be
+    ``mma8``, of 4-bit codes that meet int8 activations, or ``blocks``, where weights and activations have scales of
+    blocks. The matrices ``of_groups`` are in ``blocks`` or in the backend's own layout."""
+    layout = layouts.own
+    if layout not in ROWS_BESIDE or (of_groups and not layouts.groups_in_blocks):
         return layout
     from jitgen.quant.activations import ACTIVATIONS
     from jitgen.quant.codes import CODES, longest_exact_sum
     from jitgen.quant.formats import find
 
     kind, row = ACTIVATIONS[activation], find(format)
-    if layout == "mma" and kind.is_integer and kind.block is None and row.stored.tiled and row.bits == 4:
-        return "mma8" if columns % CODE_COLUMNS == 0 else layout
     has_codes = row.row == CODES[dtype_name(kind.dtype)].format and row.scale_dtype.is_floating_point
     if has_codes and kind.block and row.scale_rows == group_size == kind.block:
         return "blocks"
+    if of_groups:
+        return layout
+    if layout == "mma" and kind.is_integer and kind.block is None and row.stored.tiled and row.bits == 4:
+        return "mma8" if columns % CODE_COLUMNS == 0 else layout
     if group_size is not None:
         return layout
     exact = not kind.is_integer or columns <= longest_exact_sum("int8", "int8")

@@ -37,7 +37,7 @@ def imported(function: Callable[..., Any], name: str, request: TraceRequest) -> 
         raise UnsupportedError(f"{name}: {what}; pass the tensors and numbers of it as arguments")
     guards = request.guards
     trace = Trace(
-        _captures_nothing, name, guards, request.device, request.layout, differentiable=request.differentiable
+        _captures_nothing, name, guards, request.device, request.layouts, differentiable=request.differentiable
     )
     guards.handed_out.clear()  # of the caller's own numbers
     args, kwargs = entered(trace, request.leaves, request.tree)

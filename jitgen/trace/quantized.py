@@ -21,11 +21,11 @@ class QuantizedWeights:
     """Holds the quantised weights that one trace has met.
 
     Args:
-        layout: the layout in which kernels of the backend read them, but for those that they read as ``rows``.
+        layouts: the layouts in which kernels read them.
     """
 
-    def __init__(self, trace: Trace, layout: str):
-        self._trace, self.layout = trace, layout
+    def __init__(self, trace: Trace, layouts: weights.Layouts):
+        self._trace, self.layouts = trace, layouts
         self._captured: dict[int, Node] = {}
         self._tokens: dict[int, Any] = {}
         """The token of a weight, by the id of its node."""
@@ -45,7 +45,7 @@ class QuantizedWeights:
         Raises:
             UnsupportedError: kernels read such weights in another layout.
         """
-        wanted = weights.layout_of(token, self.layout)
+        wanted = weights.layout_of(token, self.layouts)
         if token.layout != wanted:
             raise UnsupportedError(f"a quantised weight in the layout {token.layout!r}; kernels read {wanted!r}")
         format, make = formats.find(token.format), self._trace.builder.make
@@ -69,7 +69,7 @@ class QuantizedWeights:
         node = self._captured.get(id(weight))
         if node is None:
             captured = self._trace.captured_weight(weight)
-            layout = weights.layout_of(weight, self.layout)
+            layout = weights.layout_of(weight, self.layouts)
             unpacked = weights.unpack_weight(weight, layout)
             tensors = [captured_tensor(captured, layout, index) for index in range(len(unpacked.tensors))]
             self._trace.captures.guards.append(captured_token(captured))

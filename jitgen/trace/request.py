@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from jitgen.quant.weights import Layouts
 from jitgen.trace.captured import Captured
 from jitgen.trace.guards import Guards
 
@@ -23,7 +24,7 @@ class TraceRequest:
         tree: the structure of ``(args, kwargs)``.
         guards: has a hint for every symbol; collects the decisions of the trace.
         device: the device of the tensors.
-        layout: the layout in which kernels read quantised weights that the function closes over.
+        layouts: the layouts in which kernels read quantised weights that the function closes over.
         objects: the leaves that are neither tensors, numbers nor static; they are followed as captured objects are.
         runs: whether a call follows; see ``Trace``.
         differentiable: whether gradients are computed of the graph; see ``Trace``.
@@ -33,7 +34,7 @@ class TraceRequest:
     tree: pytree.TreeSpec
     guards: Guards
     device: torch.device
-    layout: str = "portable"
+    layouts: Layouts = Layouts()
     objects: Sequence[Captured] = ()
     runs: bool = True
     differentiable: bool = False

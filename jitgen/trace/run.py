@@ -96,7 +96,7 @@ def _run_in_context(
         name,
         request.guards,
         request.device,
-        request.layout,
+        request.layouts,
         request.objects,
         request.runs,
         request.differentiable,

@@ -92,7 +92,7 @@ class Trace:
         builder: makes the nodes.
         guards: decides symbolic comparisons and records the decisions.
         device: the device of the inputs.
-        layout: the layout in which kernels read quantised weights that the function closes over.
+        layouts: the layouts in which kernels read quantised weights that the function closes over.
         runs: whether a call follows, so that captured tensors have to be on ``device``. Else they only stand for such
             tensors, as specs do for arguments.
         differentiable: whether gradients are computed of the graph, so that it has marks where none flows.
@@ -104,7 +104,7 @@ class Trace:
         name: str,
         guards: Guards,
         device: torch.device,
-        layout: str,
+        layouts: weights.Layouts,
         objects: Sequence[Captured] = (),
         runs: bool = True,
         differentiable: bool = False,
@@ -131,7 +131,7 @@ class Trace:
         self.sources: list[Captured] = []
         """Where each input of the graph is read."""
         self._captured_proxies: dict[int, TensorProxy] = {}
-        self.quantized = QuantizedWeights(self, layout)
+        self.quantized = QuantizedWeights(self, layouts)
         self.chosen: dict[int, tuple[Node, Node, Node]] = {}
         """Matrices that ids chose, by the id of their node: the node, what they were chosen of, and the ids."""
         self.host_scalars: list[TensorProxy] = []

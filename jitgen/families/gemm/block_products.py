@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varies
-from jitgen.ir.body import BLOCKS
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import BLOCKS, CONTRACT, GROUPED
 from jitgen.ir.symbols import Size
 from jitgen.quant.codes import BLOCK, CODES
 
@@ -52,6 +52,20 @@ def scales_of_blocks(scale: Node, mover: Mover, is_weight: bool) -> Node | None:
     return None if one is None else _one_for_each(one, (shape[0], BLOCK, steps), (1,), shape, mover)
 
 
+def of_weight(weight: Node, mover: Mover) -> tuple[Node, Node]:
+    """Returns the codes of ``weight``, which is in the layout ``BLOCKS`` or a view of such a weight, and their scales:
+    rows from a block on, or the matrices of groups, (groups, rows, K) and (groups, rows / BLOCK, K / BLOCK)."""
+    codes, scales = weight.under_views.inputs
+    for attrs, shape in weight.movements:
+        *lead, rows, _ = shape
+        in_blocks = (*lead, symbols.floordiv(symbols.add(rows, BLOCK - 1), BLOCK), scales.shape[-1])
+        codes = mover.move(codes, attrs, shape)
+        if attrs[0] == "slice":
+            attrs = ("slice", attrs[1], symbols.floordiv(attrs[2], BLOCK), 1)
+        scales = mover.move(scales, attrs, in_blocks)
+    return codes, scales
+
+
 def _divides(size: Size, mover: Mover) -> bool:
     return mover.decide(symbols.compare("eq", symbols.mod(size, BLOCK), 0))
 
@@ -68,7 +82,7 @@ def _one_for_each(
 def product_of_blocks(node: Node, left: Operand, right: Operand, mover: Mover) -> Node | None:
     """Returns the product of the codes of ``node``'s operands with their scales of blocks, float32 of its shape."""
     formats = [CODES[operand.codes.dtype].format for operand in (left, right)]
-    if axes(node.attrs.equation).batch or None in formats:
+    if (node.kind is CONTRACT and axes(node.attrs.equation).batch) or None in formats:
         return None
     make, rows, length = mover.builder.make, symbols.product(left.codes.shape[:-1]), left.codes.shape[-1]
     x = mover.move(left.codes, ("reshape",), (rows, length)) if len(left.codes.shape) > 2 else left.codes
@@ -79,6 +93,9 @@ def product_of_blocks(node: Node, left: Operand, right: Operand, mover: Mover) -
         else codes
         for codes, scales, format in described
     ]
+    if node.kind is GROUPED:
+        attrs = node.attrs._replace(accumulator="float32", precision="ieee")
+        return make("grouped", (*operands, node.inputs[2]), "float32", node.shape, attrs, node.location)
     shape = (rows, node.shape[-1])
     product = make("contract", operands, "float32", shape, (equation(0, 1), "float32", "ieee"), node.location)
     return product if shape == node.shape else make("view", (product,), "float32", node.shape, ("reshape",))

@@ -28,9 +28,9 @@ from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
 from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest
-from jitgen.ir.body import BLOCKS, Body, Contraction
+from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import CAST, CONTRACT, DEQUANTIZE, PRODUCTS, REDUCE, VIEW
+from jitgen.ir.nodes import BLOCKS, CAST, CONTRACT, DEQUANTIZE, PRODUCTS, REDUCE, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size

@@ -24,24 +24,23 @@ from dataclasses import dataclass, replace
 
 from jitgen.device import Device
 from jitgen.families.family import Partition
-from jitgen.families.gemm.block_products import multiplies_blocks, product_of_blocks, scales_of_blocks
+from jitgen.families.gemm.block_products import multiplies_blocks, of_weight, product_of_blocks, scales_of_blocks
 from jitgen.families.gemm.low_bit_products import products_of_low_bits
 from jitgen.families.gemm.mainloops import multiplies_codes
 from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest, one_of, unrounded, varies
-from jitgen.ir.body import BLOCKS
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind
 from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import CAST, CONTRACT, DEQUANTIZE
+from jitgen.ir.nodes import BLOCKS, CAST, CONTRACT, DEQUANTIZE, PRODUCTS
 from jitgen.ir.ops import FLOATS
-from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, wildcards
+from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, operation, wildcards
 from jitgen.ir.views import Mover
 from jitgen.quant.codes import CODES, FLOAT8, INTEGERS, SIGNED, longest_exact_sum
 
 NARROW_FLOATS = ("float16", "bfloat16")
 
-x, weight = wildcards("x weight")
+x, weight, groups = wildcards("x weight groups")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[
     """Rewrites the products of ``values``, the results and temporaries of a whole graph, that are products of codes."""
     values, device = products_of_low_bits(values, partition), partition.device
     codes = multiplied_codes(device)
-    if not codes or CONTRACT not in kinds_of(values):
+    if not codes or PRODUCTS.isdisjoint(kinds_of(values)):
         return values
     if not partition.mover.any_behind(values, lambda node: node.kind is CAST and node.inputs[0].dtype in codes):
         return values
@@ -105,6 +104,15 @@ def _product_of_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) ->
     if left.codes.dtype in FLOAT8 and not rewriter.multiplies_float8:
         return None
     return _product(rewriter, node, left, right)
+
+
+def _grouped_product(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
+    """Returns ``node``, the products of groups of rows, as one of codes with scales of blocks; None where its operands
+    are no such."""
+    left, right = _operand(x, rewriter), _operand(weight, rewriter, is_weight=True)
+    if left is None or right is None or left.blocks is None or right.blocks is None or left.zero or left.scale:
+        return None
+    return product_of_blocks(node, left, right, rewriter.mover)
 
 
 def _product_of_numbers(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
@@ -180,6 +188,12 @@ def _sums(left: str, right: str, wide: str) -> str | None:
 
 _REWRITES = Rewrites(
     Rewrite(
+        "products of groups of rows are those of codes, with the scales of their blocks",
+        operation("grouped", x, weight, groups),
+        _grouped_product,
+        lambda rewriter, node: rewriter.multiplies_blocks and node.dtype == "float32",
+    ),
+    Rewrite(
         "a product of codes cast to another dtype is a product of the codes, with scales and zero-points after it",
         contract(x, weight),
         _product_of_codes,
@@ -199,8 +213,10 @@ _REWRITES = Rewrites(
 def _operand(root: Node, rewriter: _Rewriter, is_weight: bool = False) -> Operand | None:
     """Describes ``root``, an operand of a product; None if it is not computed from codes in this manner."""
     node, last = root, (len(root.shape) - 1,)
-    if node.kind is DEQUANTIZE and node.attrs.layout == BLOCKS and rewriter.multiplies_blocks:
-        return Operand(node.inputs[0], blocks=node.inputs[1])
+    base = node.under_views
+    if base.kind is DEQUANTIZE and base.attrs.layout == BLOCKS and rewriter.multiplies_blocks:
+        codes, scales = of_weight(node, rewriter.mover)
+        return Operand(codes, blocks=scales)
     blocks: Node | None = None
     scale: Node | None = None
     zero: Node | None = None

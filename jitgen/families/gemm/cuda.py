@@ -288,7 +288,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "epilogues": [f"epilogue{region['index']}" for region in regions],
         "batch": _batch(products),
         "batch_type": _batch_type(products),
-        "block_scales": _block_scales(first),
+        "block_scales": _block_scales(first, products),
     }, {}
 
 
@@ -310,22 +310,29 @@ def _times_codes(product: ContractionContext) -> str:
     return storage if item_size(product.x.dtype) > 1 else f"jitgen::Bytes<{storage}, {storage}>"
 
 
-def _block_scales(product: ContractionContext) -> str:
-    """Prints the mainloop's last arguments, one product and its ``BlockScales``; empty without scales of blocks."""
+def _block_scales(product: ContractionContext, products: GemmContext) -> str:
+    """Prints the mainloop's last arguments, what follows the epilogue: one product, unless it is a batch, and its
+    ``BlockScales``; empty without scales of blocks."""
     blocks = product.contraction.blocks
     if not blocks:
         return ""
     of_both = dict(zip(blocks, product.weight[1:], strict=True))
     values = []
     for name in ("x", "weight"):
-        values += [str(of_both[name].pointer), *of_both[name].own] if name in of_both else ["nullptr", "0", "0"]
-    flags = _list("x" in of_both, "weight" in of_both)
-    return f", jitgen::OneMatrix(), jitgen::BlockScales<{flags}>{{{', '.join(values)}}}"
+        values += [of_both[name].source, *of_both[name].own] if name in of_both else ["nullptr", "0", "0"]
+    flags = ["x" in of_both, "weight" in of_both]
+    if not products.grouping:
+        return f", jitgen::OneMatrix(), jitgen::BlockScales<{_list(*flags)}>{{{', '.join(values)}}}"
+    steps = of_both["weight"].batch_strides if "weight" in of_both else ("0",)
+    values += [*steps, f"int({products.name('group_count')})"]
+    return f", jitgen::BlockScales<{_list(*flags, True)}>{{{', '.join(values)}}}"
 
 
 def _batch_type(products: GemmContext) -> str:
     """Prints the type that describes a batch, or groups of rows, after the number of contractions."""
-    return f"RowGroups<{{}}, {products.groups.storage}>" if products.groups is not None else "MatrixBatch<{}>"
+    if products.groups is None:
+        return "MatrixBatch<{}>"
+    return f"{'RowIds' if products.grouping == 'ids' else 'RowGroups'}<{{}}, {products.groups.storage}>"
 
 
 def _batch(products: GemmContext) -> str:

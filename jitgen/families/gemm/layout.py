@@ -165,7 +165,13 @@ def parameters(kernel: Kernel, layouts: Sequence[GemmLayout], device: Device) ->
 
 def _has_groups(operand: Operand, grouping: str) -> bool:
     """Returns whether ``operand`` is a weight, or a tensor of one, with a matrix for each group of rows."""
-    return grouping in BY_ROWS and operand.kind in ("weight", *QUANTIZED_COMPONENTS)
+    return grouping in BY_ROWS and _is_of_groups(operand)
+
+
+def _is_of_groups(operand: Operand) -> bool:
+    """Returns whether ``operand`` of a product by groups of rows is a weight's: not of the scales of blocks of x."""
+    shape = operand.movements[-1][1] if operand.movements else operand.shape
+    return operand.kind in QUANTIZED_COMPONENTS or (operand.kind == "weight" and len(shape) > 2)
 
 
 def _is_batched(operand: Operand, grouping: str) -> bool:
@@ -204,7 +210,7 @@ def _batches(kernel: Kernel, views: Sequence[Sequence[Strided]], call: Call) -> 
 
 def _group_steps(operand: Operand, view: Strided) -> tuple[int, ...]:
     """Returns the stride of ``operand`` from one group of rows to the next; none where it has no matrix for each."""
-    return view.strides[:1] if operand.kind in ("weight", *QUANTIZED_COMPONENTS) else ()
+    return view.strides[:1] if _is_of_groups(operand) else ()
 
 
 def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Call) -> tuple[GemmLayout, GemmGeometry]:

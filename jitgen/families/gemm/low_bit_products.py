@@ -25,9 +25,8 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.family import Partition
 from jitgen.families.gemm.block_products import multiplies_blocks
 from jitgen.ir import symbols
-from jitgen.ir.body import BLOCKS
 from jitgen.ir.graph import Node, kinds_of
-from jitgen.ir.nodes import CAST, DEQUANTIZE
+from jitgen.ir.nodes import BLOCKS, CAST, DEQUANTIZE
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, operation, wildcards
 from jitgen.ir.views import Mover
 from jitgen.quant.activations import ACTIVATIONS
@@ -71,7 +70,25 @@ def _values(x: Node) -> Node:
 
 def _unrounded(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
     values = _values(x)
-    return None if values is x else rewriter.like(node, (values, weight))
+    return None if values is x else rewriter.like(node, (values, *node.inputs[1:]))
+
+
+def _whole(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node:
+    """Computes the product with a weight of which ``weight`` has rows that do not begin with a block, and takes their
+    columns."""
+    base, start, last = weight.under_views, 0, len(node.shape) - 1
+    for (_, _, first, _), _ in weight.movements:
+        start = symbols.add(start, first)  # type: ignore[assignment]
+    product = rewriter.make(
+        node.op, (x, base), node.dtype, (*node.shape[:-1], base.shape[0]), node.attrs, node.location
+    )
+    return rewriter.make("view", (product,), node.dtype, node.shape, ("slice", last, start, 1), node.location)
+
+
+def _cuts_blocks(rewriter: _Rewriter, weight: Node) -> bool:
+    slices = [attrs for attrs, _ in weight.movements if attrs[0] == "slice"]
+    begin_with_blocks = (symbols.compare("eq", symbols.mod(start, BLOCK), 0) for _, _, start, _ in slices)
+    return not all(map(rewriter.mover.decide, begin_with_blocks))
 
 
 def _of_dense_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node:
@@ -134,8 +151,9 @@ def _in_the_order_of(mover: Mover, x: Node) -> Node:
 
 def _with_decoded_blocks(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node:
     """Computes the product with a weight that has scales of blocks as one with a dense weight."""
-    move, make, (codes, scales) = rewriter.mover.move, rewriter.make, weight.inputs
-    rows, length = weight.shape
+    base = weight.under_views
+    move, make, (codes, scales) = rewriter.mover.move, rewriter.make, base.inputs
+    rows, length = base.shape
     if not all(rewriter.mover.decide(symbols.compare("eq", symbols.mod(size, BLOCK), 0)) for size in (rows, length)):
         raise UnsupportedError(
             f"a weight with scales of blocks of {BLOCK} x {BLOCK} and {rows} rows has a kernel on sm_90a alone; take a "
@@ -145,7 +163,9 @@ def _with_decoded_blocks(rewriter: _Rewriter, node: Node, x: Node, weight: Node)
     split = move(move(scales, ("unsqueeze", 1), (down, 1, along)), ("unsqueeze", 3), (down, 1, along, 1))
     whole = move(split, ("expand",), (down, BLOCK, along, BLOCK))
     values = make("cast", (codes,), "float32", codes.shape, (), node.location)
-    dense = make("mul", (values, move(whole, ("reshape",), weight.shape)), "float32", weight.shape, (), node.location)
+    dense = make("mul", (values, move(whole, ("reshape",), base.shape)), "float32", base.shape, (), node.location)
+    for movement in weight.movements:
+        dense = move(dense, *movement)
     return rewriter.like(node, (_values(x), dense))
 
 
@@ -160,16 +180,27 @@ def _lies_in(layout: str) -> Callable[[Node], bool]:
 x, weight, groups = wildcards("x weight groups")
 codes = x.where(_is_of_codes)
 low_bits = weight.where(_quantizes)
-in_blocks = contract(x, weight.where(_lies_in(BLOCKS)))
+of_blocks = weight.where(_lies_in(BLOCKS))
+in_blocks = contract(x, of_blocks)
 
 _REWRITES = Rewrites(
     Rewrite(
         "a weight with scales of blocks is decoded before its product, which has no mainloop of codes",
         in_blocks,
         _with_decoded_blocks,
-        lambda rewriter, weight: not rewriter.has_mainloop and weight.kind is DEQUANTIZE,
+        lambda rewriter: not rewriter.has_mainloop,
     ),
-    Rewrite("an activation with scales of blocks is not rounded to 16 bits", in_blocks, _unrounded),
+    Rewrite(
+        "rows of a weight that do not begin with a block are computed with those before them",
+        in_blocks,
+        _whole,
+        _cuts_blocks,
+    ),
+    Rewrite(
+        "an activation with scales of blocks is not rounded to 16 bits",
+        in_blocks | operation("grouped", x, of_blocks, groups),
+        _unrounded,
+    ),
     Rewrite(
         "codes of an activation meet codes of a weight, and the scales of its rows the sums",
         contract(codes, weight.where(_lies_in("rows"))),

@@ -364,15 +364,23 @@ _BATCHED_BYTES = (
 )
 """Tiles of a batch of products of operands of one byte."""
 
+_GROUPED_BYTES = (
+    *_BATCHED_BYTES,
+    WgmmaBytes(2, 1, 256, stages=4, multicast=2),
+    WgmmaBytes(2, 1, 256, stages=4),
+    WgmmaBytes(2, 1, 128, stages=6, multicast=2),
+    WgmmaBytes(2, 1, 128, stages=6),
+    WgmmaBytes(1, 2, 256, stages=5, staged=32),
+    WgmmaBytes(1, 2, 128, stages=8),
+    WgmmaBytes(1, 1, 128, stages=8),
+)
+"""Tiles of a product of groups of rows of such, beside those."""
+
 
 def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
     dense = (*_DENSE, *_DENSE_OF_MANY_ROWS) if rows > FEW_TOKENS[-1] else _DENSE
     table = dense if weights.item == 2 else _PROMOTED if weights.promoted else _BYTES
-    fitting = _fitting(table, rows, weights)
-    if weights.in_blocks:
-        widths = ((tiles, tiles.columns // tiles.across) for tiles in fitting)
-        fitting = [tiles for tiles, width in widths if BLOCK % width == 0 or width % BLOCK == 0]
-    return [_splitting(tiles, weights) for tiles in fitting]
+    return [_splitting(tiles, weights) for tiles in _fitting(table, rows, weights)]
 
 
 def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
@@ -398,38 +406,44 @@ def batched_candidates(rows: int, weights: Weights) -> list[WgmmaDense]:
 def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
     """Lists the tiles that a kernel for groups of rows, ``rows`` on average, can have."""
     if weights.dense:
-        return _fitting(_GROUPED if weights.item == 2 else _BATCHED_BYTES, rows, weights)
+        return _fitting(_GROUPED if weights.item == 2 else _GROUPED_BYTES, rows, weights)
     tilings = _quantized_tilings(GROUP_ROWS * rows, weights)
     return [replace(tiles, cluster_k_splits=1) for tiles in tilings if tiles.tokens in GROUP_TOKENS]
 
 
 def grouped_microseconds(tiles: WgmmaTiling, rows: int, groups: int, weights: Weights) -> float:
     """Estimates the time of a product of groups of rows, at most ``rows`` on average, by the geometric mean."""
-    if isinstance(tiles, WgmmaDense):
+    if isinstance(tiles, WgmmaDense) and weights.item == 2:
         return batched_microseconds(tiles, rows, groups, weights)
-    return geometric_mean(
-        _estimate_quantized(tiles, count, weights, groups)[1] for count in sampled_rows(-(-rows // 4), rows, SAMPLES)
-    )
+    counts = sampled_rows(-(-rows // 4), rows, SAMPLES)
+    if isinstance(tiles, WgmmaDense):
+        return geometric_mean(_estimate_dense(tiles, count, weights, groups)[1] for count in counts)
+    return geometric_mean(_estimate_quantized(tiles, count, weights, groups)[1] for count in counts)
 
 
 def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[WgmmaDense]:
     """Lists the tiles of ``table`` for these rows, with the columns of one contraction each."""
     tilings = [replace(tiles, columns=tiles.columns // weights.contractions) for tiles in table]
-    return [tiling for tiling in tilings if rows > 64 * (tiling.down - 1) and _fits(tiling, weights.transposed)]
+    return [tiling for tiling in tilings if rows > 64 * (tiling.down - 1) and _fits(tiling, weights)]
 
 
-def _fits(tiles: WgmmaDense, transposed: bool) -> bool:
-    unit = (64 if transposed else 16) * max(tiles.across, 1 if tiles.shares_x else tiles.multicast)
+def _fits(tiles: WgmmaDense, weights: Weights) -> bool:
+    width = tiles.columns // tiles.across
+    if weights.in_blocks and BLOCK % width and width % BLOCK:
+        return False
+    unit = (64 if weights.transposed else 16) * max(tiles.across, 1 if tiles.shares_x else tiles.multicast)
     return tiles.columns // tiles.across in WGMMA_SIZES and tiles.columns % unit == 0
 
 
-def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int, float]:
+def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int = 1) -> tuple[int, float]:
     of_bytes = weights.item == 1
     fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
     height, width = tiles.block_m, tiles.columns * weights.contractions
     x_shares, weight_shares = (tiles.multicast, 1) if tiles.shares_x else (1, tiles.multicast)
     across = sum(-(-n // (tiles.columns * x_shares)) * x_shares for n in weights.columns)
-    items = -(-rows // (height * weight_shares)) * weight_shares * across * tiles.k_splits
+    band = height * weight_shares
+    down = -(-rows // band) if groups == 1 else _tiles_of_groups(rows, groups, band)
+    items = down * weight_shares * across * tiles.k_splits
     columns = weights.columns if weights.transposed else (weights.length,)
     fetched = height / x_shares * _across_lines(weights.item, weights.length)
     fetched = (fetched + width / weight_shares * _across_lines(weights.item, *columns)) * CHUNK_BYTES
@@ -442,7 +456,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
     products = live * width / 32 * fit.product
     if weights.promoted:
         products *= PROMOTED_PINGPONG if tiles.pingpong else PROMOTED_PRODUCT
-    in_l2 = (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
+    in_l2 = groups * (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if in_l2 else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
     lines = 1.0 if tiles.staged == 64 else HALF_LINES
 
@@ -455,7 +469,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights) -> tuple[int
         area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
         return lines * area * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
 
-    moved = _moved(rows, weights, weights.bits, tiles.k_splits)
+    moved = groups * _moved(rows, weights, weights.bits, tiles.k_splits)
     times = Times(fit, -(-weights.length // (weights.chunk * tiles.k_splits)), chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         return 1, times.pingpong(weights.chip, items)

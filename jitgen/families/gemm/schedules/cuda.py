@@ -275,8 +275,9 @@ def _camping(problem: Problem) -> bool:
 
 def _is_mapped_grouping(problem: Problem) -> bool:
     """Returns whether the wgmma mainloops divide rows among groups so: by offsets, for one region, with more rows than
-    are streamed."""
-    return problem.grouping == "offsets" and len(problem.bodies) == 1 and problem.rows > STREAMED_ROWS
+    are streamed. Codes with scales of blocks have no other mainloop, whatever divides their rows."""
+    many = problem.grouping == "offsets" and problem.rows > STREAMED_ROWS
+    return len(problem.bodies) == 1 and (many or bool(problem.contractions[0].blocks))
 
 
 def _mappable(problem: Problem) -> bool:

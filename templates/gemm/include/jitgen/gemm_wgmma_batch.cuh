@@ -35,6 +35,33 @@ struct RowGroups {
   int groups, inner;  // groups + 1
   MatrixWalk weights[contractions];
   JITGEN_DEVICE int matrices() const { return 1; }
+  // How many tiles of `height` rows there are, and tile number `tile`. By whole warps.
+  template <int height>
+  JITGEN_DEVICE int tiles(int rows) const {
+    return tiles_of_groups<height>(ends, stride, groups, rows);
+  }
+  template <int height>
+  JITGEN_DEVICE GroupTile at(int rows, int tile) const {
+    return group_of_tile<height>(ends, stride, groups, rows, tile);
+  }
+};
+// The same where an id says each row's group: a tile has one row.
+template <int contractions, class Integer>
+struct RowIds {
+  static constexpr bool several = true, grouped = true;
+  const Integer* ids;
+  int64_t stride;
+  int groups, inner;
+  MatrixWalk weights[contractions];
+  JITGEN_DEVICE int matrices() const { return 1; }
+  template <int height>
+  JITGEN_DEVICE int tiles(int rows) const {
+    return rows;
+  }
+  template <int height>
+  JITGEN_DEVICE GroupTile at(int, int tile) const {
+    return group_of_id(ids, stride, groups, tile);
+  }
 };
 
 // A matrix of the weights, and where the rows that it multiplies end.
@@ -47,7 +74,7 @@ struct MatrixRows {
 template <int height, class Batch>
 JITGEN_DEVICE MatrixRows matrix_of(const Batch& batch, TilePlace& tile, int number, int rows) {
   if constexpr (Batch::grouped) {
-    const GroupTile own = group_of_tile<height>(batch.ends, batch.stride, batch.groups, rows, tile.row / height);
+    const GroupTile own = batch.template at<height>(rows, tile.row / height);
     tile.row = own.begin + own.tile * height + tile.row % height;
     return {own.group < 0 ? batch.groups : own.group, own.end};
   } else {

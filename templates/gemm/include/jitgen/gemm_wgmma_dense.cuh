@@ -76,17 +76,21 @@ struct DenseRegion {
 // Scales of blocks of `scale_block` k's, of which one stage has one: of x (rows, K / scale_block), of a weight
 // (N / scale_block, K / scale_block), or of both. The sums of a stage, times its scales, are added up in float32.
 constexpr int scale_block = 128;
-template <bool of_x, bool of_weight>
+// With `grouped`, the weight's are those of `groups` matrices, one after another.
+template <bool of_x, bool of_weight, bool grouped = false>
 struct BlockScales {
   static constexpr bool any = of_x || of_weight;
   const float* x;
   int64_t x_row, x_step;
   const float* weight;
   int64_t weight_row, weight_step;
+  int64_t weight_group;
+  int groups;
 
   JITGEN_DEVICE float of_row(int row, int block) const { return of_x ? x[row * x_row + block * x_step] : 1.0f; }
-  JITGEN_DEVICE float of_columns(int column_block, int block) const {
-    return of_weight ? weight[column_block * weight_row + block * weight_step] : 1.0f;
+  JITGEN_DEVICE float of_columns(int group, int column_block, int block) const {
+    if (!of_weight || (grouped && group == groups)) return 1.0f;  // rows of no group are 0
+    return weight[(grouped ? group * weight_group : 0) + column_block * weight_row + block * weight_step];
   }
 };
 using NoScales = BlockScales<false, false>;
@@ -168,7 +172,7 @@ struct DenseKernel {
   using Sums = Sum[contractions][blocks][Shape::width / 2];
   static constexpr bool promoted = Multiply::promoted || Scales::any;
   static_assert(!Scales::any || (Shape::depth == scale_block && scale_block % Shape::slice == 0 && contractions == 1 &&
-                                 Config::regions == 1 && !Batch::several),
+                                 Config::regions == 1 && (!Batch::several || Batch::grouped)),
                 "a stage has one block, and a slice's columns are of one");
   using Order = TileOrder<Shape::pingpong>;
   static constexpr int band = Shape::rows * Shape::weight_shares;         // rows of the tiles of a cluster
@@ -331,7 +335,7 @@ struct DenseKernel {
   struct StageScales {
     float of_row[blocks][2], of_columns[Shape::slices];
   };
-  JITGEN_DEVICE StageScales scales_of(const TilePlace& tile, int down, int across, int chunk) const {
+  JITGEN_DEVICE StageScales scales_of(const TilePlace& tile, int matrix, int down, int across, int chunk) const {
     StageScales found = {};
     if constexpr (Scales::any) {
       const int lane = threadIdx.x % 32, last = (columns_of(regions, tile.region) - 1) / scale_block;
@@ -346,7 +350,7 @@ struct DenseKernel {
 #pragma unroll
       for (int s = 0; s < Shape::slices; ++s) {
         const int column = tile.column + across * Shape::width + s * Shape::slice;
-        found.of_columns[s] = scales.of_columns(smaller(column / scale_block, last), chunk);
+        found.of_columns[s] = scales.of_columns(matrix, smaller(column / scale_block, last), chunk);
       }
     }
     return found;
@@ -398,22 +402,22 @@ struct DenseKernel {
     }
   }
 
-  // `rows`: where those end that the tile belongs to.
+  // `matrix`: that the tile belongs to, and where its rows end.
   JITGEN_DEVICE void consume(Sums& acc, const TilePlace& tile, int first, int last, bool alone, Ring& ring, bool follows,
-                             bool followed, int rows) const {
+                             bool followed, const MatrixRows& matrix) const {
     const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
     clear(acc);
-    if (!Shape::pingpong && tile.row + down * 64 >= rows) return pass_by(first, last, alone, ring);
+    if (!Shape::pingpong && tile.row + down * 64 >= matrix.end) return pass_by(first, last, alone, ring);
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
-    StageScales next = scales_of(tile, down, across, smaller(first, chunks - 1));
+    StageScales next = scales_of(tile, matrix.number, down, across, smaller(first, chunks - 1));
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
       const StageScales now = next;
-      next = scales_of(tile, down, across, smaller(chunk + 1, chunks - 1));
+      next = scales_of(tile, matrix.number, down, across, smaller(chunk + 1, chunks - 1));
       barrier_wait_in_place(full(stage), ring.phase, "full");
       Order::pass(followed && chunk + 1 == last);
       if constexpr (promoted) {
@@ -598,7 +602,7 @@ struct DenseKernel {
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
         const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);
-        consume(acc, tile, begin, end, walk.split, ring, follows, followed, matrix.end);
+        consume(acc, tile, begin, end, walk.split, ring, follows, followed, matrix);
         if constexpr (Batch::grouped) {
           if (matrix.number == batch.groups) clear(acc);  // whatever x has there
           finish_tile(epilogue, tile, acc, walk.split, matrix.end);
@@ -646,7 +650,7 @@ JITGEN_DEVICE void gemm_wgmma_dense(
   next_kernel_may_start();
   previous_kernel_wait();
   if constexpr (Batch::grouped) {
-    kernel.row_tiles = tiles_of_groups<band>(batch.ends, batch.stride, batch.groups, rows);
+    kernel.row_tiles = batch.template tiles<band>(rows);
   }
   kernel.work();
 }

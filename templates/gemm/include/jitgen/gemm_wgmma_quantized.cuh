@@ -509,7 +509,7 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
   next_kernel_may_start();
   previous_kernel_wait();
   if constexpr (Batch::grouped) {
-    kernel.row_tiles = tiles_of_groups<Config::tokens>(batch.ends, batch.stride, batch.groups, rows);
+    kernel.row_tiles = batch.template tiles<Config::tokens>(rows);
   }
   kernel.work();
 }
