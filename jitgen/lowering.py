@@ -69,7 +69,7 @@ class Route:
 
     @functools.cached_property
     def layouts(self) -> Layouts:
-        """Returns the layouts of quantised weights that kernels read."""
+        """Returns the layouts of quantised weights that kernels read. Groups by codes have mainloops of wgmma."""
         device = self.device
         hopper = self.target.arch == "sm_90a" and device.has_tensor_maps
         return Layouts(LAYOUTS[self.backend], hopper and device.dialect == "cuda" and not device.uses_cutlass)

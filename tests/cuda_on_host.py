@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 import jitgen
 from jitgen.ir import symbols
+from jitgen.quant import weights
 from jitgen.spec import DTYPES
 
 _BEFORE = r"""
@@ -44,6 +45,8 @@ struct dim { unsigned x, y, z; };
 static dim threadIdx, blockIdx, blockDim, gridDim;
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
+struct int2 { int x, y; };
+static int2 make_int2(int x, int y) { return {x, y}; }
 struct int4 { int x, y, z, w; };
 struct float2 { float x, y; };
 static float2 make_float2(float x, float y) { return {x, y}; }
@@ -268,8 +271,10 @@ extern "C" const char* stuck(int* thread) {{ *thread = stuck_thread; return stuc
 
 
 def _encoded(of: Any, address: int) -> bytes:
-    """The ``TensorMap`` of ``tests/host_wgmma.cuh`` for a mapped tensor of five dimensions."""
-    return struct.pack("12q32x", address + of.offset, *of.sizes, *of.strides, of.box[-2])
+    """The ``TensorMap`` of ``tests/host_wgmma.cuh`` for a mapped tensor of up to five dimensions."""
+    missing = 5 - len(of.sizes)
+    sizes, strides = (*(1,) * missing, *of.sizes), (*(0,) * missing, *of.strides)
+    return struct.pack("13q24x", address + of.offset, *sizes, *strides, of.box[-2], DTYPES[of.dtype].itemsize)
 
 
 def packed(arguments: Any, codes: str, varying: Sequence[Any]) -> bytes:
@@ -287,6 +292,11 @@ def packed(arguments: Any, codes: str, varying: Sequence[Any]) -> bytes:
         code = {"T": "128s", "P": "Q"}.get(code, code)
         struct.pack_into(f"={code}", found, offset, next(rest) if value is None else value)
     return bytes(found)
+
+
+def _tensors(weight: Any, layouts: Any) -> Sequence[torch.Tensor]:
+    """The tensors of a quantised weight in the layout that kernels read."""
+    return weight.with_layout(weights.layout_of(weight, layouts)).tensors
 
 
 _CODES = {"float32": "f", "float64": "d", "int64": "q"}
@@ -315,7 +325,9 @@ def run(
         tensor
         for argument in leaves
         if not isinstance(argument, (int, float))
-        for tensor in (argument.with_layout("mma").tensors if isinstance(argument, jitgen.QTensor) else (argument,))
+        for tensor in (
+            _tensors(argument, lowered.route.layouts) if isinstance(argument, jitgen.QTensor) else (argument,)
+        )
     ]
     held = list(tensors)
     updated = {len(tensors) + len(program.temporaries) + result: index for index, result in program.mutated}

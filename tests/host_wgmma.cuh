@@ -2,6 +2,7 @@
 #pragma once
 
 #include "jitgen/ptx.cuh"
+#include "jitgen/bytes.cuh"
 #include "jitgen/register_deal.cuh"
 
 namespace jitgen {
@@ -10,15 +11,16 @@ inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int groups>
 void wgmma_wait() {}
-template <int n>
-void wgmma_written(float (&)[n]) {}
+template <class Sum, int n>
+void wgmma_written(Sum (&)[n]) {}
 
-// The address, five sizes and five strides in elements of two bytes, outermost first, and the rows of a box; of the size of
-// a CUtensorMap.
+// The address, five sizes and five strides in elements, outermost first, the rows of a box, and the bytes of an element; of
+// the size of a CUtensorMap.
 struct alignas(64) TensorMap {
   uint64_t address;
-  int64_t sizes[5], strides[5], box;
+  int64_t sizes[5], strides[5], box, item;
 };
+inline void prefetch_map(const TensorMap&) {}
 
 // There are no registers to deal; RegisterDeal checks the numbers.
 template <int consumers, int blocks, bool is_copier, int copier_registers = 40>
@@ -32,21 +34,36 @@ inline void proxy_fence() {}
 inline void copy_box_of_batch(
     uint32_t to, const TensorMap& map, int column, int row, const int (&batch)[3], uint32_t barrier) {
   for (int r = 0; r < map.box; ++r) {
-    for (int c = 0; c < 64; ++c) {
+    for (int c = 0; c < 128 / map.item; ++c) {
       const int64_t at[] = {batch[0], batch[1], batch[2], row + r, column + c};
       int64_t offset = 0;
       bool exists = true;
       for (int dim = 0; dim < 5; ++dim) {
         offset += at[dim] * map.strides[dim];
-        exists = exists && at[dim] < map.sizes[dim];
+        exists = exists && at[dim] >= 0 && at[dim] < map.sizes[dim];
       }
-      const uint16_t element = exists ? reinterpret_cast<const uint16_t*>(map.address)[offset] : uint16_t(0);
-      const uint32_t place = to + r * 128 + c * 2;
-      memcpy(shared_memory + (place ^ (place >> 7 & 7) << 4), &element, 2);
+      const uint32_t place = to + r * 128 + c * map.item, swizzled = place ^ (place >> 7 & 7) << 4;
+      const uint8_t* const element = reinterpret_cast<const uint8_t*>(map.address) + offset * map.item;
+      if (exists) {
+        memcpy(shared_memory + swizzled, element, map.item);
+      } else {
+        memset(shared_memory + swizzled, 0, map.item);
+      }
     }
   }
   barrier_copied(barrier, int(map.box) * 128);
 }
+inline void copy_box_of_matrix(
+    uint32_t to, const TensorMap& map, int column, int row, int inner, int outer, uint32_t barrier) {
+  copy_box_of_batch(to, map, column, row, {0, outer, inner}, barrier);
+}
+inline void copy_box(uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier) {
+  copy_box_of_batch(to, map, column, row, {0, 0, 0}, barrier);
+}
+inline void copy_box_multicast(uint32_t, const TensorMap&, int, int, uint32_t, uint16_t) { abort(); }
+inline void copy_box_of_matrix_multicast(uint32_t, const TensorMap&, int, int, int, int, uint32_t, uint16_t) { abort(); }
+inline void cluster_sync(const char*) {}
+inline float4 load_remote(uint32_t, int) { abort(); }
 
 inline uint64_t descriptor_transposed(uint32_t address, int block) { return uint64_t(block >> 4) << 16 | address >> 4; }
 inline uint64_t descriptor_k_major(uint32_t address) { return descriptor_transposed(address, 16); }
@@ -89,6 +106,32 @@ struct Wgmma {
       d[i] = sum;
     }
     pause();
+  }
+};
+
+// Of operands of one byte, wgmma_bytes.cuh. Sums of 8-bit floats have all bits of float32, which tensor cores have not.
+template <class X, class W, int n>
+struct Wgmma<Bytes<X, W>, n> {
+  using Sum = typename SumType<X>::type;
+  static constexpr bool promoted = is_floating<Sum>;
+  template <int transposed>
+  static void shared(Sum (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
+    const uint64_t left = (a & 0x3fff) << 4, right = (b & 0x3fff) << 4;
+    for (int i = 0; i < n / 2; ++i) {
+      const int row = running / 32 % 4 * 16 + running % 32 / 4 + i % 4 / 2 * 8;
+      const int column = i / 4 * 8 + running % 4 * 2 + i % 2;
+      Sum sum = accumulate ? d[i] : Sum(0);
+      for (int k = 0; k < 32; ++k) {
+        sum += element<X>(left + row * 128 + k) * element<W>(right + column * 128 + k);
+      }
+      d[i] = sum;
+    }
+  }
+  template <class Element>
+  static Sum element(uint64_t address) {
+    Element code;
+    memcpy(&code, shared_memory + (address ^ (address >> 7 & 7) << 4), 1);
+    return Sum(load(code));
   }
 };
 

@@ -51,7 +51,7 @@ def entry_of(
     """
     inputs = len(lowered.program.inputs)
     results = lowered.memories[inputs + len(lowered.program.temporaries) :] if lowered.caller_output else ()
-    portable = relaid(graph, environment, memory, weights.Layouts())
+    portable = relaid(graph, environment, memory, weights.PORTABLE)
     return {
         "name": graph.name,
         "graph": graphs.to_json(portable.graph),

@@ -51,7 +51,7 @@ class Backward:
                 has them (inputs, saved values, weights), those of ``sizes_of``, and symbolic numbers.
         """
         guards = request.guards
-        trace = BackwardTrace(name, guards, request.device, request.layouts, request.differentiable)
+        trace = BackwardTrace(name, guards, request)
         functions = Functions(trace)
         token = tracing.set(guards)  # of the settings too that rows ask for
         try:

@@ -19,6 +19,7 @@ from jitgen.trace import table
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar
 from jitgen.trace.numbers import wrap
+from jitgen.trace.request import TraceRequest
 from jitgen.trace.sequences import flattened, rebuilt
 from jitgen.trace.tracer import Trace
 
@@ -142,8 +143,9 @@ class BackwardTrace(Trace):
         line: the user's line that the gradient which is computed belongs to.
     """
 
-    def __init__(self, name: str, guards: Guards, device: torch.device, layout: str, differentiable: bool):
-        super().__init__(_reads_nothing, name, guards, device, layout, differentiable=differentiable)
+    def __init__(self, name: str, guards: Guards, request: TraceRequest):
+        facts = request.device, request.layouts
+        super().__init__(_reads_nothing, name, guards, *facts, differentiable=request.differentiable)
         self.line: str | None = None
 
     def location(self) -> str | None:

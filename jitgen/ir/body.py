@@ -102,7 +102,7 @@ def unvarying(instructions: Sequence[Instruction], are_loads: Callable[[Instruct
     return flags
 
 
-_TENSORS_OF_PRODUCTS = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "groups")
+_TENSORS_OF_PRODUCTS = ("x", "weight", "codes", "scales", "zeros", "tensor_scale", "groups", "group_scales")
 WHOLE = (*_TENSORS_OF_PRODUCTS, "gather", "query", "key", "value", "score")
 """Kinds of operand that are read at other elements than the computed one: those of a contraction, which reads many for
 each element of its result, and gathered ones."""
@@ -116,8 +116,9 @@ class Operand:
         kind: ``"load"``, ``"store"``, ``"iota"`` (an index, which is in no memory) or ``"gather"``, whose dimensions
             are the region's, followed by those that computed indices choose along. A contraction's are ``"x"`` (the
             activation, read at (row, k)), ``"weight"`` (a dense weight, read at (column, k)), ``"codes"``,
-            ``"scales"``, ``"zeros"`` and ``"tensor_scale"`` (the tensors of a quantised weight), and ``"groups"``
-            (offsets or ids). A weight of groups has their number as its first dimension. A user's kernel reads an
+            ``"scales"``, ``"zeros"`` and ``"tensor_scale"`` (the tensors of a quantised weight), ``"groups"`` (offsets
+            or ids), and ``"group_scales"`` (groups, 1, columns): the sums of a group's rows are multiplied by its row.
+            A weight of groups has their number as its first dimension. A user's kernel reads an
             ``"argument"`` where it wants.
         buffer: index of the program's buffer; None for an iota.
         dtype: storage dtype.

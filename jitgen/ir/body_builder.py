@@ -22,6 +22,7 @@ from jitgen.ir.body import (
     Instruction,
     Operand,
     Window,
+    accumulator_dtype,
     compute_dtype,
     identity_of,
     placed,
@@ -45,6 +46,7 @@ from jitgen.ir.nodes import (
     OWN,
     PRODUCTS,
     REDUCE,
+    ROWS,
     SCALAR,
     SCAN,
     SCATTER,
@@ -159,7 +161,13 @@ class BodyBuilder:
         if node.kind in PRODUCTS:
             self._contractions.append(self._contraction(node))
             accumulator = node.attrs.accumulator
+            scales = _scales_of_groups(node)
+            if scales is not None:
+                accumulator = accumulator_dtype(self._contractions[-1].dtype)
             total = self._emit(Instruction("contract", (), accumulator, len(self._contractions) - 1, node.location))
+            if scales is not None:
+                total = self._scaled(total, node, scales)
+                accumulator = "float32"
             return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
         if node.kind is CONVOLVE:
             return self._convolution(node, dtype)
@@ -208,7 +216,13 @@ class BodyBuilder:
         base = weight.under_views
         operands: tuple[int, ...]
         described: tuple[Any, Any, Any]
-        if base.kind is not DEQUANTIZE:
+        if _scales_of_groups(node) is not None:
+            codes = base.inputs[0]
+            moved = tuple(_of_tiles(movement, codes, 1) for movement in weight.movements)
+            whole = (("slice", len(weight.shape) - 1, 0, 1), weight.shape)  # without columns of padding
+            padded = () if codes.shape[-1] == weight.shape[-1] else (whole,)
+            operands, described = (self._operand("weight", codes, (*moved, *padded)),), (None, None, None)
+        elif base.kind is not DEQUANTIZE:
             operands, described = (self._operand("weight", weight),), (None, None, None)
         else:
             format, _, layout = described = base.attrs[:3]
@@ -229,6 +243,17 @@ class BodyBuilder:
         as_row = (("unsqueeze", 0), (1, *groups.shape))
         grouping = "lengths" if node.attrs.equation == LENGTHS_OF_GROUPS else node.attrs.by
         return replace(product, groups=self._operand("groups", groups, (as_row,)), grouping=grouping)
+
+    def _scaled(self, total: int, node: Node, scales: Node) -> int:
+        """Multiplies the sums ``total`` of codes by the scales of the weight's rows."""
+        weight = node.inputs[1]
+        moved = tuple(_of_tiles(movement, scales, 1) for movement in weight.movements)
+        groups, columns, _ = weight.shape
+        across = (("permute", (0, 2, 1)), (groups, 1, columns))
+        index = self._operand("group_scales", scales, (*moved, across))
+        wide = self._emit(Instruction("cast", (total,), "float32"))
+        factor = self._emit(Instruction("load", (), "float32", index))
+        return self._emit(Instruction("mul", (wide, factor), "float32", None, node.location))
 
     def _product_of_blocks(self, inner: BodyBuilder, node: Node) -> Contraction:
         """Makes the product of codes of which one operand or both have scales of blocks."""
@@ -396,6 +421,12 @@ def _is_row_value(node: Node) -> bool:
 
 def _is_leaf(node: Node) -> bool:
     return node.kind in PRODUCTS or node.kind in (INPUT, IOTA, VIEW, CONVOLVE)
+
+
+def _scales_of_groups(node: Node) -> Node | None:
+    """Returns the scales of the weight's rows, of products of groups of codes by codes; None of others."""
+    base = node.inputs[1].under_views
+    return base.inputs[1] if base.kind is DEQUANTIZE and base.attrs.layout == ROWS else None
 
 
 def _of_tiles(movement: Movement, tensor: Node, tile: int) -> Movement:

@@ -317,6 +317,8 @@ TAKEN = Kind(
     TWO,
     Reads.ROW,
 )
+ROWS = "rows"
+"""The layout of a ``dequantize`` node of dense codes (rows, K) of 8 bits, and a scale for each row."""
 BLOCKS = "blocks"
 """The layout of a ``dequantize`` node of dense codes (rows, K) and scales of blocks, of x and of weights."""
 DEQUANTIZE = Kind(

@@ -41,14 +41,15 @@ class Layouts:
 
     Attributes:
         own: the backend's own layout, a value of ``LAYOUTS``.
-        groups_in_blocks: whether grouped products read ``blocks`` too, of experts whose weights and activations have
-            scales of blocks.
+        groups_by_codes: whether grouped products multiply codes by codes, and read the matrices of experts in ``rows``
+            and ``blocks`` too.
     """
 
     own: str = "portable"
-    groups_in_blocks: bool = False
+    groups_by_codes: bool = False
 
 
+PORTABLE = Layouts()
 CODE_COLUMNS = 16
 """K is a multiple of this many columns in the layout ``mma8``."""
 
@@ -149,9 +150,9 @@ def layout_for_codes(
     """Returns the layout in which kernels read a matrix that multiplies quantised activations: their backend's own, or
     ``rows`` where they multiply 8-bit codes by the activation's and scale sums of whole rows. In CUDA it may be
     ``mma8``, of 4-bit codes that meet int8 activations, or ``blocks``, where weights and activations have scales of
-    blocks. The matrices ``of_groups`` are in ``blocks`` or in the backend's own layout."""
+    blocks. The matrices ``of_groups`` of 4-bit codes are in the backend's own layout."""
     layout = layouts.own
-    if layout not in ROWS_BESIDE or (of_groups and not layouts.groups_in_blocks):
+    if layout not in ROWS_BESIDE or (of_groups and not layouts.groups_by_codes):
         return layout
     from jitgen.quant.activations import ACTIVATIONS
     from jitgen.quant.codes import CODES, longest_exact_sum
@@ -161,9 +162,14 @@ def layout_for_codes(
     has_codes = row.row == CODES[dtype_name(kind.dtype)].format and row.scale_dtype.is_floating_point
     if has_codes and kind.block and row.scale_rows == group_size == kind.block:
         return "blocks"
-    if of_groups:
-        return layout
-    if layout == "mma" and kind.is_integer and kind.block is None and row.stored.tiled and row.bits == 4:
+    if (
+        not of_groups
+        and layout == "mma"
+        and kind.is_integer
+        and kind.block is None
+        and row.stored.tiled
+        and row.bits == 4
+    ):
         return "mma8" if columns % CODE_COLUMNS == 0 else layout
     if group_size is not None:
         return layout

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from jitgen.quant.weights import Layouts
+from jitgen.quant.weights import PORTABLE, Layouts
 from jitgen.trace.captured import Captured
 from jitgen.trace.guards import Guards
 
@@ -34,7 +34,7 @@ class TraceRequest:
     tree: pytree.TreeSpec
     guards: Guards
     device: torch.device
-    layouts: Layouts = Layouts()
+    layouts: Layouts = PORTABLE
     objects: Sequence[Captured] = ()
     runs: bool = True
     differentiable: bool = False

@@ -24,7 +24,7 @@ ONE_SIGN_ERROR = 2.0**-10
 """Of sums of positive products of 8-bit floats, relative to their norm: tensor cores keep some 14 bits of a chain."""
 
 
-def _headers(promoted: bool = True) -> dict[str, str]:
+def headers_of_bytes(promoted: bool = True) -> dict[str, str]:
     """The headers with instructions of a GPU, as they are on the host."""
     directory = _data.templates_directory()
     text = (directory / "common" / "include" / "jitgen" / "mma_bytes.cuh").read_text()
@@ -44,7 +44,7 @@ def _headers(promoted: bool = True) -> dict[str, str]:
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, promoted: bool = True) -> torch.Tensor:
-    (found,) = run(lambda x, w: x.float() @ w.float().T, x, w, target="sm_89", headers=_headers(promoted))
+    (found,) = run(lambda x, w: x.float() @ w.float().T, x, w, target="sm_89", headers=headers_of_bytes(promoted))
     return found
 
 

@@ -46,10 +46,26 @@ def test_rows_of_groups_by_wgmma(format: str | None) -> None:
 @pytest.mark.parametrize(("format", "group", "activation"), ACTIVATIONS)
 @pytest.mark.quick(where=lambda activation: activation == "fp8_e4m3.block128")
 def test_quantised_activations_and_blocks(format: str, group: int | None, activation: str | None) -> None:
-    for rows, paths in ((40, ("rows", "mma")), (3000, ("wgmma_quantized",))):
+    """Codes of 8 bits meet those of the activation; codes with scales of blocks have no mainloop for few rows."""
+    by_codes = activation is not None and format != "int4"
+    in_blocks = format == "fp8_e4m3.rows128"
+    few = "mma" if not by_codes else "wgmma_dense" if in_blocks else "bytes"
+    for rows, path in ((40, few), (3000, "wgmma_dense" if by_codes else "wgmma_quantized")):
         low = lowered(product, rows, format, group=group, activation=activation)
-        assert low._lowered.schedules[-1].path in paths
-        assert low.compile().report[-1]["spill_bytes"] <= 64
+        assert low._lowered.schedules[-1].path == path
+        built = low.compile()
+        assert built.report[-1]["spill_bytes"] <= 64
+        if path == "wgmma_dense":
+            assert ("IGMMA" if format == "int8" else "QGMMA") in built.asm["sass"]
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8_e4m3"])
+def test_gate_and_up_of_codes_are_one_kernel(format: str) -> None:
+    scales = jitgen.TensorSpec((3000,), torch.float32)
+    low = lowered(gated, 3000, format, scales, activation=format)
+    assert [kernel.template for kernel in low.kernels if kernel.template.startswith("gemm")] == ["gemm/gemm.cu.j2"]
+    assert low._lowered.schedules[-1].path == "wgmma_dense"
+    assert low.compile().report[-1]["spill_bytes"] <= 64
 
 
 @pytest.mark.parametrize("format", [None, "int4"])

@@ -1,16 +1,19 @@
-"""Grouped products in CUDA by ``mma.sync``, of weights and activations that are quantised: the kernels a GPU would get,
-run on the CPU with the instructions of ``tests/host_ptx.cuh``."""
+"""Grouped products in CUDA of weights and activations that are quantised: the kernels a GPU would get, run on the CPU
+with the instructions of ``tests/host_ptx.cuh``, those of sm_90a with those of ``tests/host_wgmma.cuh``, too."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
 import jitgen
 from jitgen.compilers import host
+from tests.compile.test_byte_products_on_host import headers_of_bytes
 from tests.compile.test_formats_on_host import host_headers
 from tests.cuda_on_host import run
-from tests.grouped import ACTIVATIONS, failure, product, rows_as_quantized, rows_of_groups
+from tests.grouped import ACTIVATIONS, chosen, failure, product, rows_as_quantized, rows_of_groups
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
@@ -24,3 +27,44 @@ def test_rows_of_groups(format: str, group: int | None, activation: str | None) 
     exact, rows = weight.dequantize(torch.float64), rows_as_quantized(x, activation)
     (found,) = run(product, x, weight, ends, target="sm_80", headers=host_headers())
     assert not failure(found, rows_of_groups(rows, exact, ends.tolist()), format)
+
+
+BY_CODES = [each for each in ACTIVATIONS if each[0] != "int4" and each[2] is not None]
+"""Experts whose codes sm_90a multiplies by those of the activation."""
+
+
+def wgmma_headers() -> dict[str, str]:
+    text = (Path(__file__).parents[1] / "host_wgmma.cuh").read_text()
+    nothing = '#pragma once\n#include "jitgen/wgmma_ptx.cuh"\n'
+    return headers_of_bytes() | {
+        "jitgen/barrier.cuh": (Path(__file__).parents[1] / "host_barrier.cuh").read_text(),
+        "jitgen/wgmma_ptx.cuh": text,
+        "jitgen/wgmma_atoms.cuh": nothing,
+        "jitgen/wgmma_bytes.cuh": nothing,
+    }
+
+
+@pytest.mark.parametrize(("rows", "ends"), [(9, (4, 4, 8)), (300, (20, 20, 230)), (140, (0, 0, 0))])
+@pytest.mark.parametrize(("format", "group", "activation"), BY_CODES)
+@pytest.mark.quick(where=lambda activation, rows: activation == "fp8_e4m3.block128" and rows == 140)
+def test_rows_of_groups_on_hopper(
+    format: str, group: int | None, activation: str | None, rows: int, ends: tuple[int, ...]
+) -> None:
+    """Rows behind the last group are 0. Many rows of codes are multiplied by wgmma, few of codes in blocks too."""
+    x, dense = torch.randn(rows, 256, dtype=torch.bfloat16), torch.randn(3, 256, 256, dtype=torch.bfloat16)
+    weight = jitgen.quantize(dense, format, group_size=group, activation=activation)
+    exact, quantized = weight.dequantize(torch.float64), rows_as_quantized(x, activation)
+    (found,) = run(product, x, weight, torch.tensor(ends, dtype=torch.int32), headers=wgmma_headers())
+    assert not failure(found, rows_of_groups(quantized, exact, ends), f"{format} {rows}")
+
+
+@pytest.mark.parametrize(("format", "group"), [("fp8_e4m3.rows128", 128), ("int8", None)])
+def test_rows_with_ids_on_hopper(format: str, group: int | None) -> None:
+    activation = "int8" if group is None else "fp8_e4m3.block128"
+    x, dense = torch.randn(3, 256, dtype=torch.bfloat16), torch.randn(5, 128, 256, dtype=torch.bfloat16)
+    weight = jitgen.quantize(dense, format, group_size=group, activation=activation)
+    ids = torch.tensor([4, 0, -2])
+    exact, quantized = weight.dequantize(torch.float64), rows_as_quantized(x, activation)
+    (found,) = run(chosen, x, weight, ids, headers=wgmma_headers())
+    wanted = 2 * torch.einsum("snk,sk->sn", exact[ids], quantized)
+    assert not failure(found, wanted, format)

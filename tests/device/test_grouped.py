@@ -11,7 +11,16 @@ import torch
 from torch.nn import functional as F
 
 import jitgen
-from tests.grouped import SEVERAL_IDS, chosen, gated, lengths_of_groups, of_lengths, product
+from tests.grouped import (
+    ACTIVATIONS,
+    SEVERAL_IDS,
+    chosen,
+    gated,
+    lengths_of_groups,
+    of_lengths,
+    product,
+    rows_as_quantized,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -108,6 +117,77 @@ def test_quantised_weights(format: str, group: int | None, backend: str) -> None
         dense = made(groups, columns, length)
         weight = jitgen.quantize(dense, format, group)
         check(backend, made(rows, length, dtype=dtype), weight, weight.dequantize(torch.float64))
+
+
+BY_CODES = [each for each in ACTIVATIONS if each[2] is not None]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("format", "group", "activation"), BY_CODES)
+def test_quantised_activations(format: str, group: int | None, activation: str, backend: str) -> None:
+    """Codes by codes: for few rows and many, of groups that are empty or have them all, and rows of no group."""
+    run = jitgen.jit(backend=backend)(product)
+    sizes = ((1, 5, 128, 128), (40, 9, 256, 384), (700, 5, 384, 256), (3000, 64, 256, 512), (4000, 3, 1152, 1024))
+    for rows, groups, columns, length in sizes:
+        x, dense = made(rows, length), made(groups, columns, length)
+        weight = jitgen.quantize(dense, format, group, activation=activation)
+        exact, values = weight.dequantize(torch.float64), rows_as_quantized(x, activation)
+        memory = torch.full((rows + 300, columns), 7.0, device="cuda", dtype=BF16)
+        for name, ends in divisions(rows, groups).items():
+            memory.fill_(7.0)
+            offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+            run.bind(x, weight, offsets)(x, weight, offsets, out=memory[:rows])
+            what = f"{format} {rows} {groups} {columns} {length} {name}"
+            compare(memory[:rows], rows_of_groups(values, exact, ends), what, BF16)
+            assert (memory[rows:] == 7).all(), f"{what}: written behind the rows"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("format", "group", "activation"), BY_CODES)
+def test_gate_and_up_of_quantised_activations(format: str, group: int | None, activation: str, backend: str) -> None:
+    run = jitgen.jit(backend=backend)(gated)
+    for rows in (9, 200, 2500):
+        x, dense, scales = made(rows, 256), made(7, 768, 256) / 16, torch.rand(rows, device="cuda")
+        weight = jitgen.quantize(dense, format, group, activation=activation)
+        exact, values = weight.dequantize(torch.float64), rows_as_quantized(x, activation)
+        for name, ends in divisions(rows, 7).items():
+            offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+            gate, up = rows_of_groups(values, exact, ends).chunk(2, -1)
+            wanted = F.silu(gate) * up * scales.double()[:, None]
+            found = run(x, weight, offsets, scales)
+            assert found.isfinite().all(), name
+            # Products that are stored are rounded before their product is.
+            assert (found.double() - wanted).norm() <= 2.0**-6 * wanted.norm().clamp_min(1e-30), f"{rows} {name}"
+
+
+@pytest.mark.parametrize(("format", "group", "activation"), BY_CODES)
+def test_matrices_of_quantised_activations_that_ids_choose(format: str, group: int | None, activation: str) -> None:
+    run = jitgen.jit(backend="cuda")(chosen)
+    for rows, groups, columns, length in ((1, 8, 256, 512), (33, 5, 128, 128)):
+        x, dense = made(rows, length), made(groups, columns, length)
+        ids = torch.randint(-groups, groups, (rows,), device="cuda")
+        weight = jitgen.quantize(dense, format, group, activation=activation)
+        wanted = 2 * torch.einsum("snk,sk->sn", weight.dequantize(torch.float64)[ids], rows_as_quantized(x, activation))
+        compare(run(x, weight, ids), wanted, "by ids", BF16)
+
+
+def test_a_weight_with_scales_of_blocks_is_cut_anywhere() -> None:
+    """Columns of a product, and rows of a weight, that begin within a block, with one, and at any row."""
+
+    def parts(x: Any, w: Any) -> Any:
+        gate, up = F.linear(x, w).chunk(2, -1)
+        return F.silu(gate) * up, F.linear(x, w[128:]), F.linear(x, w[48:]), F.linear(x, w)[:, 64:200] * 2
+
+    for backend in BACKENDS:
+        x, dense = made(300, 256), made(384, 256) / 16
+        weight = jitgen.quantize(dense, "fp8_e4m3.rows128", 128, activation="fp8_e4m3.block128")
+        whole = rows_as_quantized(x, "fp8_e4m3.block128") @ weight.dequantize(torch.float64).T
+        gate, up = whole.chunk(2, -1)
+        wanted = (F.silu(gate) * up, whole[:, 128:], whole[:, 48:], 2 * whole[:, 64:200])
+        for number, (found, exact) in enumerate(
+            zip(jitgen.jit(backend=backend)(parts)(x, weight), wanted, strict=True)
+        ):
+            compare(found, exact, f"{backend} {number}", BF16)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -58,7 +58,7 @@ def of_weight(weight: Node, mover: Mover) -> tuple[Node, Node]:
     codes, scales = weight.under_views.inputs
     for attrs, shape in weight.movements:
         *lead, rows, _ = shape
-        in_blocks = (*lead, symbols.floordiv(symbols.add(rows, BLOCK - 1), BLOCK), scales.shape[-1])
+        in_blocks: Any = (*lead, symbols.floordiv(symbols.add(rows, BLOCK - 1), BLOCK), scales.shape[-1])
         codes = mover.move(codes, attrs, shape)
         if attrs[0] == "slice":
             attrs = ("slice", attrs[1], symbols.floordiv(attrs[2], BLOCK), 1)

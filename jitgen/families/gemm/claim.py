@@ -361,6 +361,12 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
     node = base = product.inputs[1]
     while base.kind is VIEW and _is_of_tiles(base):
         base = base.inputs[0]
+    if base.kind is DEQUANTIZE and base.attrs.layout == BLOCKS:
+        where = f"\n  {product.location}" if product.location else ""
+        raise UnsupportedError(
+            "a weight with scales of blocks multiplies activations that are quantised in blocks, in no other product: "
+            f"take weight.with_activation(None) there{where}"
+        )
     if base.kind is DEQUANTIZE or node.is_in_memory:
         return node
     if any(child.kind is DEQUANTIZE for child in topological([node], leaves=PRODUCTS)):

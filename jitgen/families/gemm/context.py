@@ -28,6 +28,9 @@ from jitgen.kernel.printed import (
 from jitgen.kernel.printed_entry import local
 from jitgen.kernel.render import renderer
 
+READ = ("load", "group_scales")
+"""Kinds of operands in memory that an epilogue reads."""
+
 
 @dataclass(frozen=True)
 class GemmOperand(PrintedOperand):
@@ -130,7 +133,7 @@ class GemmRegion:
     @property
     def loads(self) -> tuple[GemmOperand, ...]:
         """Returns the operands that the epilogue reads."""
-        return tuple(operand for operand in self.operands if operand.role in ("load", "iota") and operand.value)
+        return tuple(operand for operand in self.operands if operand.role in (*READ, "iota") and operand.value)
 
     @property
     def stores(self) -> tuple[GemmOperand, ...]:

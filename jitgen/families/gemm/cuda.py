@@ -256,6 +256,10 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         described = _region(region, layout, wgmma.EPILOGUE_WIDTH, is_moved=True) | {"initializer": f"{{{initializer}}}"}
         if products.batch and not products.grouping:
             described["matrix_lines"] = _epilogue_moves(region, products)
+        elif scaled := [load for load in region.loads if load.batch_strides]:
+            described["matrix_lines"] = [
+                f"moved.{base_of(load)[1]} += matrix * {load.batch_strides[0]};" for load in scaled
+            ]
         regions.append(described)
     fast = "FastBytes" if first.contraction.precision == "fast" else "Bytes"
     return {
@@ -332,7 +336,9 @@ def _batch_type(products: GemmContext) -> str:
     """Prints the type that describes a batch, or groups of rows, after the number of contractions."""
     if products.groups is None:
         return "MatrixBatch<{}>"
-    return f"{'RowIds' if products.grouping == 'ids' else 'RowGroups'}<{{}}, {products.groups.storage}>"
+    scaled = any(load.batch_strides for region in products.regions for load in region.loads)
+    kind = "RowIds" if products.grouping == "ids" else "RowGroups"
+    return f"{kind}<{{}}, {products.groups.storage}{', true' if scaled else ''}>"
 
 
 def _batch(products: GemmContext) -> str:

@@ -171,7 +171,8 @@ def _has_groups(operand: Operand, grouping: str) -> bool:
 def _is_of_groups(operand: Operand) -> bool:
     """Returns whether ``operand`` of a product by groups of rows is a weight's: not of the scales of blocks of x."""
     shape = operand.movements[-1][1] if operand.movements else operand.shape
-    return operand.kind in QUANTIZED_COMPONENTS or (operand.kind == "weight" and len(shape) > 2)
+    kinds = (*QUANTIZED_COMPONENTS, "group_scales")
+    return operand.kind in kinds or (operand.kind == "weight" and len(shape) > 2)
 
 
 def _is_batched(operand: Operand, grouping: str) -> bool:
@@ -236,7 +237,8 @@ def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Cal
     kinds, units = [], []
     for index, (operand, view, strides) in enumerate(zip(body.operands, views, geometry.strides, strict=True)):
         repeated = call.is_gpu and _repeats_rows(operand, view)
-        role = "load" if operand.kind == "x" and index not in activations else operand.kind
+        is_read = operand.kind == "group_scales" or (operand.kind == "x" and index not in activations)
+        role = "load" if is_read else operand.kind
         kinds.append("strided" if repeated else _kind(role, *strides[:2]))
         is_aligned = call.is_gpu and not repeated and not _begins_anywhere(operand, strides, product.grouping)
         units.append(_unit(operand, view.offset, strides, call.buffers) if is_aligned else 1)

@@ -80,7 +80,7 @@ def _whole(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node:
     for (_, _, first, _), _ in weight.movements:
         start = symbols.add(start, first)  # type: ignore[assignment]
     product = rewriter.make(
-        node.op, (x, base), node.dtype, (*node.shape[:-1], base.shape[0]), node.attrs, node.location
+        node.op, (_values(x), base), node.dtype, (*node.shape[:-1], base.shape[0]), node.attrs, node.location
     )
     return rewriter.make("view", (product,), node.dtype, node.shape, ("slice", last, start, 1), node.location)
 

@@ -26,10 +26,11 @@ struct MatrixBatch {
 
 // Rows that belong to `groups` matrices of weights, one group's after another's (gemm_groups.cuh). Tensor maps of dense
 // weights have no matrix number `groups`, so that the weights of rows of no group are 0. The walk of a quantised weight
-// has the tiles of 16 rows from one matrix to the next for its inner step.
-template <int contractions, class Integer>
+// has the tiles of 16 rows from one matrix to the next for its inner step. With `scaled`, the epilogue of a group's rows
+// is epilogue.at(group).
+template <int contractions, class Integer, bool scaled_ = false>
 struct RowGroups {
-  static constexpr bool several = true, grouped = true;
+  static constexpr bool several = true, grouped = true, scaled = scaled_;
   const Integer* ends;
   int64_t stride;
   int groups, inner;  // groups + 1
@@ -46,9 +47,9 @@ struct RowGroups {
   }
 };
 // The same where an id says each row's group: a tile has one row.
-template <int contractions, class Integer>
+template <int contractions, class Integer, bool scaled_ = false>
 struct RowIds {
-  static constexpr bool several = true, grouped = true;
+  static constexpr bool several = true, grouped = true, scaled = scaled_;
   const Integer* ids;
   int64_t stride;
   int groups, inner;

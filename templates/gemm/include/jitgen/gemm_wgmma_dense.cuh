@@ -605,7 +605,11 @@ struct DenseKernel {
         consume(acc, tile, begin, end, walk.split, ring, follows, followed, matrix);
         if constexpr (Batch::grouped) {
           if (matrix.number == batch.groups) clear(acc);  // whatever x has there
-          finish_tile(epilogue, tile, acc, walk.split, matrix.end);
+          if constexpr (Batch::scaled) {
+            finish_tile(epilogue.at(smaller(matrix.number, batch.groups - 1)), tile, acc, walk.split, matrix.end);
+          } else {
+            finish_tile(epilogue, tile, acc, walk.split, matrix.end);
+          }
         } else if constexpr (Batch::several) {
           finish_tile(epilogue.at(matrix.number), tile, acc, walk.split, rows);
         } else {
