@@ -29,19 +29,17 @@ def test_rows_of_groups(format: str, group: int | None, activation: str | None) 
     assert not failure(found, rows_of_groups(rows, exact, ends.tolist()), format)
 
 
+TESTS = Path(__file__).parents[1]
 BY_CODES = [each for each in ACTIVATIONS if each[0] != "int4" and each[2] is not None]
 """Experts whose codes sm_90a multiplies by those of the activation."""
 
 
 def wgmma_headers() -> dict[str, str]:
-    text = (Path(__file__).parents[1] / "host_wgmma.cuh").read_text()
-    nothing = '#pragma once\n#include "jitgen/wgmma_ptx.cuh"\n'
-    return headers_of_bytes() | {
-        "jitgen/barrier.cuh": (Path(__file__).parents[1] / "host_barrier.cuh").read_text(),
-        "jitgen/wgmma_ptx.cuh": text,
-        "jitgen/wgmma_atoms.cuh": nothing,
-        "jitgen/wgmma_bytes.cuh": nothing,
-    }
+    """The headers with instructions of a GPU, as they are on the host, those of Hopper too."""
+    replaced = {"barrier": "barrier", "wgmma_ptx": "wgmma", "wgmma_bytes": "wgmma_bytes"}
+    texts = {name: (TESTS / f"host_{of}.cuh").read_text() for name, of in replaced.items()}
+    headers = {f"jitgen/{name}.cuh": text for name, text in texts.items()}
+    return headers_of_bytes() | headers | {"jitgen/wgmma_atoms.cuh": "#pragma once\n"}
 
 
 @pytest.mark.parametrize(("rows", "ends"), [(9, (4, 4, 8)), (300, (20, 20, 230)), (140, (0, 0, 0))])

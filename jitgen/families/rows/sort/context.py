@@ -175,8 +175,9 @@ def _selected(
     )
 
 
-_IS_OPEN = {"cuda": "open_{0} >> (column / size_{0}) & 1", "cpp": "open_{0}[i]"}
-"""Whether the element is of a group that is kept."""
+_IS_OPEN = {"cuda": "open_{0} >> (column / size_{0} & 31) & 1", "cpp": "open_{0}[i]"}
+"""Whether the element is of a group that is kept: a word has a bit for each group. A lane's columns behind the last one
+are of none, and may have no bit."""
 
 
 def _limits(body: Body, text: Printed, dialect: Dialect) -> tuple[Limit, ...]:

@@ -88,9 +88,12 @@ struct BlockScales {
   int groups;
 
   JITGEN_DEVICE float of_row(int row, int block) const { return of_x ? x[row * x_row + block * x_step] : 1.0f; }
-  JITGEN_DEVICE float of_columns(int group, int column_block, int block) const {
-    if (!of_weight || (grouped && group == groups)) return 1.0f;  // rows of no group are 0
-    return weight[(grouped ? group * weight_group : 0) + column_block * weight_row + block * weight_step];
+  // The weight's scales of a group; those of rows of no group, whose sums are 0, are any.
+  JITGEN_DEVICE const float* of_group(int group) const {
+    return grouped && group < groups ? weight + group * weight_group : weight;
+  }
+  JITGEN_DEVICE float of_columns(const float* own, int column_block, int block) const {
+    return of_weight ? own[column_block * weight_row + block * weight_step] : 1.0f;
   }
 };
 using NoScales = BlockScales<false, false>;
@@ -335,7 +338,7 @@ struct DenseKernel {
   struct StageScales {
     float of_row[blocks][2], of_columns[Shape::slices];
   };
-  JITGEN_DEVICE StageScales scales_of(const TilePlace& tile, int matrix, int down, int across, int chunk) const {
+  JITGEN_DEVICE StageScales scales_of(const TilePlace& tile, const float* own, int down, int across, int chunk) const {
     StageScales found = {};
     if constexpr (Scales::any) {
       const int lane = threadIdx.x % 32, last = (columns_of(regions, tile.region) - 1) / scale_block;
@@ -350,7 +353,7 @@ struct DenseKernel {
 #pragma unroll
       for (int s = 0; s < Shape::slices; ++s) {
         const int column = tile.column + across * Shape::width + s * Shape::slice;
-        found.of_columns[s] = scales.of_columns(matrix, smaller(column / scale_block, last), chunk);
+        found.of_columns[s] = scales.of_columns(own, smaller(column / scale_block, last), chunk);
       }
     }
     return found;
@@ -412,12 +415,13 @@ struct DenseKernel {
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
-    StageScales next = scales_of(tile, matrix.number, down, across, smaller(first, chunks - 1));
+    const float* const own = scales.of_group(matrix.number);
+    StageScales next = scales_of(tile, own, down, across, smaller(first, chunks - 1));
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
       const StageScales now = next;
-      next = scales_of(tile, matrix.number, down, across, smaller(chunk + 1, chunks - 1));
+      next = scales_of(tile, own, down, across, smaller(chunk + 1, chunks - 1));
       barrier_wait_in_place(full(stage), ring.phase, "full");
       Order::pass(followed && chunk + 1 == last);
       if constexpr (promoted) {
