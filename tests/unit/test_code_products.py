@@ -370,3 +370,25 @@ def test_layouts_of_codes_lose_nothing(format: str, group: int | None, name: str
                 nibbles = [(word >> 4 * half + 8 * byte & 15) - (8 if row.signed else 0) for byte in range(4)]
                 first = 2 * 64 + 16 * step + 4 * t
                 assert nibbles == codes[16 + row_of_lane + 8 * half, first : first + 4].tolist()
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.mul(*F.linear(x, w).chunk(2, -1)),
+        lambda x, w: F.linear(x, w[128:]),
+        lambda x, w: F.linear(x, w[48:]),
+        lambda x, w: F.linear(x, w)[:, 64:200] * 2,
+    ],
+    ids=["chunk", "rows from a block on", "other rows", "columns"],
+)
+def test_a_weight_in_blocks_is_read_in_blocks(function: Any, backend: str) -> None:
+    """Whatever part of it, or of its product, is asked for: no mainloop but that of blocks knows its layout."""
+    weight = jitgen.TensorSpec(
+        (384, 256), torch.bfloat16, format="fp8_e4m3.rows128", group_size=128, activation="fp8_e4m3.block128"
+    )
+    x = jitgen.TensorSpec((300, 256), torch.bfloat16)
+    low = jitgen.jit(function, backend=backend).lower(x, weight, target="sm_90a", backend=backend)
+    bodies = [body for kernel in low._lowered.program.kernels for body in kernel.bodies]
+    assert [product.blocks for body in bodies for product in body.contractions] == [("weight", "x")]
