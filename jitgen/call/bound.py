@@ -12,7 +12,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.lowering import Lowered
 from jitgen.runtime.guards import TensorFacts, layout_check
 from jitgen.trace import autocast
-from jitgen.trace.captured import MISSING, OfLayout, call_leaves, same_value, together
+from jitgen.trace.captured import MISSING, OfLayout, call_leaves, together
 from jitgen.trace.readable import TENSORS, why_unreadable
 from jitgen.trace.traced import Traced
 from jitgen.trace.weak_method import WeakGuard
@@ -31,7 +31,7 @@ class Captures:
     """
 
     __slots__ = (
-        *("_autocast", "_missing", "_objects", "_read_all", "_remainders", "_requires_grad", "_same_layout", "_values"),
+        *("_autocast", "_missing", "_objects", "_read_all", "_remainders", "_requires_grad", "_same_layout"),
         *("captured", "captured_extents", "depends_on_arguments_alone", "guards", "specialization"),
     )
 
@@ -58,8 +58,7 @@ class Captures:
         self._missing = [guard.read for guard in values if guard.value is MISSING]
         values = [guard for guard in values if guard.value is not MISSING]
         self._objects = [guard.reference for guard in objects]
-        self._values = [guard.value for guard in values]
-        self._read_all = together([fact.read for fact in (*values, *objects, *self.captured)])
+        self._read_all = together(values, [*objects, *self.captured])
 
     def captured_tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """Returns the captured tensors now; None if a layout or a guarded value has changed, if a tensor newly requires
@@ -79,22 +78,16 @@ class Captures:
     def _read(self) -> list[torch.Tensor] | None:
         if self._autocast and autocast.settings() != self._autocast:  # without it the check of the arguments suffices
             return None
-        try:
-            objects = iter(self._read_all())
-        except Exception:  # a name leads nowhere any more, or an attribute of the user's raised something
+        found = self._read_all()
+        if found is None:
             return None
-        for value, now in zip(self._values, objects, strict=False):
-            if now is value or (type(now) is type(value) is str and now == value):  # cheap: runs no Python function
-                continue
-            if not same_value(now, value):
-                return None
-        for reference, now in zip(self._objects, objects, strict=False):
+        for reference, now in zip(self._objects, found, strict=False):
             if now is None or now is not reference():
                 return None
         for read in self._missing:
             if read() is not MISSING:
                 return None
-        return self._checked(list(objects)) if self.captured else []
+        return self._checked(found[len(self._objects) :]) if self.captured else []
 
     def _checked(self, tensors: list[Any]) -> list[torch.Tensor] | None:
         """Returns ``tensors`` if the launch is for captured tensors of their layouts, else None."""
@@ -140,7 +133,10 @@ class BoundLaunch(Captures):
             return lambda: None
         if needs_grad:
             return lambda: None if torch.is_grad_enabled() else self._read()
-        return None if self.depends_on_arguments_alone else self._read
+        if self.depends_on_arguments_alone:
+            return None
+        has_values_alone = not (self.captured or self._autocast or self._objects or self._missing)
+        return self._read_all if has_values_alone else self._read
 
 
 def asks_gradients(traced: Traced, captured: Sequence[torch.Tensor]) -> str | None:

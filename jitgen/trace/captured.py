@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from jitgen.codegen.python import PythonFunction
+from jitgen.codegen.python import PythonFunction, block
 from jitgen.quant import weights
 from jitgen.trace.guards import float32_matmul_precision
 
@@ -98,10 +98,11 @@ class Read:
             return MISSING
 
 
-def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
-    """Returns a function that reads all of ``reads``, taking a step that several share once. It raises what a step
-    raises."""
-    if not reads:
+def together(values: Sequence[Captured], others: Sequence[Captured]) -> Callable[[], list[Any] | None]:
+    """Returns a function that reads all of ``values`` and ``others``, taking a step that several share once. It returns
+    those of ``others``; or None where one of ``values`` is another one than in the trace, or where a step raises, as a
+    name leads nowhere any more, or an attribute of the user's raises something."""
+    if not values and not others:
         return list
     roots: list[Callable[[], Any]] = []
     steps: list[tuple[Callable[[Any], Any], tuple[bool, int]]] = []
@@ -116,7 +117,7 @@ def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
             entered[id(read)] = isinstance(read, Read), len(steps if isinstance(read, Read) else roots) - 1
         return entered[id(read)]
 
-    wanted = list(map(enter, reads))
+    wanted = [enter(captured.read) for captured in (*values, *others)]
     # Every warm call of a function with captures runs this, so it is written out, which takes less time than a loop.
     names = [*(f"root{number}" for number in range(len(roots))), *(f"step{number}" for number in range(len(steps)))]
 
@@ -126,9 +127,14 @@ def together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
 
     lines = [f"{name}_ = {name}()" for name in names[: len(roots)]]
     lines += [f"step{number}_ = step{number}({value(source)})" for number, (_, source) in enumerate(steps)]
-    lines.append(f"return [{', '.join(map(value, wanted))}]")
+    for number, now in enumerate(map(value, wanted[: len(values)])):
+        lines.append(f"if {now} is not value{number} and not same_value({now}, value{number}): return None")
+    lines.append(f"return [{', '.join(map(value, wanted[len(values) :]))}]")
+    lines = [*block("try:", lines), *block("except Exception:", ["return None"])]
     namespace: dict[str, Any] = dict(zip(names, [*roots, *(step for step, _ in steps)], strict=True))
-    read_all: Callable[[], list[Any]] = PythonFunction("read_all", (), lines).define("captures", namespace)
+    namespace |= {f"value{number}": captured.value for number, captured in enumerate(values)}
+    namespace["same_value"] = same_value
+    read_all: Callable[[], list[Any] | None] = PythonFunction("read_all", (), lines).define("captures", namespace)
     return read_all
 
 
