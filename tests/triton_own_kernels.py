@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -508,6 +512,34 @@ def pairs() -> Iterator[str | None]:
         yield _wrong("what is read", between, x.double() + y)
 
 
+_FILE = Path(__file__).parents[1] / "templates/launch/include/jitgen_launch.py"
+_SPEC = importlib.util.spec_from_file_location("jitgen_launch", _FILE)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+rules = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(rules)
+
+
+@triton.jit
+def erfc(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, rules.coarse_erfc(tl.load(x_ptr + offsets)))
+
+
+def coarse() -> Iterator[str | None]:
+    """Compares erfc as rules of 16-bit results have it with torch's: of random numbers, and at the ends."""
+    ends = torch.tensor([0.0, -0.0, 20.0, -20.0, math.inf, -math.inf, math.nan, 11.0])
+    for first, last, tolerance in ((-9.0, 5.5, 2**-16), (5.5, 9.1, 2**-14)):
+        x = torch.cat([torch.empty(1016).uniform_(first, last), ends])
+        out = torch.empty_like(x)
+        erfc[(1,)](x, out, BLOCK=1024)
+        exact = torch.special.erfc(x.double())
+        error = (out[:1016] / exact[:1016] - 1).abs().max().item()
+        yield None if error <= tolerance else f"erfc from {first} to {last} is off by {error}"
+        if not torch.equal(out[1016:].double().nan_to_num(7), exact[1016:].round(decimals=30).nan_to_num(7)):
+            yield f"erfc of {ends.tolist()} is {out[1016:].tolist()}"
+
+
 CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "pointwise": pointwise,
     "updates": updates,
@@ -517,6 +549,7 @@ CHECKS: dict[str, Callable[[], Iterator[str | None]]] = {
     "fused": fused,
     "pairs": pairs,
     "zones": zones,
+    "coarse": coarse,
     "orders": orders,
     "views": views,
     "strides": strides,

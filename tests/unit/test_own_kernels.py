@@ -213,7 +213,7 @@ def _product(rule: Callable[..., Tensor], rows: int, columns: int, warps: int) -
     [
         (lambda c, r: torch.nn.functional.gelu(c) + r, (128, 256, 8), 4096, False),
         (lambda c, r: torch.relu(c) + r, (128, 256, 8), 4096, True),
-        (lambda c, r: torch.nn.functional.gelu(c) + r, (64, 64, 4), 4096, True),
+        (lambda c, r: torch.nn.functional.gelu(c) + r, (128, 64, 4), 4096, True),
         (lambda c, r: torch.nn.functional.gelu(c) + r, (128, 256, 8), 256, True),  # a launch takes longer
     ],
 )

@@ -17,12 +17,12 @@ from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.launches import CONFIG, CONSTANT, TRITON, Config
 from jitgen.kernel.operands import WARP
 
-MANY = 64
-"""Sums of a thread from which on few threads are resident: behind 32 of them, in attention, a gate was cheaper within
-the kernel than after it, and behind 128 a GELU was not (H200, docs/measured/h200-own-kernels.json)."""
+MANY = 128
+"""Sums of a thread from which on few threads are resident: behind 64 of them, in tiles of 128 x 64, a GELU cost
+nothing, and behind 128, in tiles of 128 x 256, 48 us (4096 x 4096 elements, docs/measured/h100-own-kernels.json)."""
 SHARE_OF_VECTOR = 0.056
 """The share of a chip's rate of vector operations that a rule reaches behind so many sums: bias, GELU and residual of
-4096 x 4096 elements took 58 us behind a product in tiles of 128 x 256 (ibid.)."""
+4096 x 4096 elements took 58 us behind a product in tiles of 128 x 256 (H200, docs/measured/h200-own-kernels.json)."""
 
 
 def sums_of_a_thread(attrs: LaunchAttrs) -> int:
