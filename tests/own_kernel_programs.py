@@ -151,8 +151,17 @@ def _operand(source: random.Random, shape: tuple[int, ...]) -> Tensor:
     return tensor
 
 
-def check(number: int, device: str = "cpu", kernels: Mapping[str, Kernel] = KERNELS) -> str | None:
-    """Run program ``number`` on ``device``, with one of ``kernels``; a sentence if it is wrong."""
+def check(
+    number: int,
+    device: str = "cpu",
+    kernels: Mapping[str, Kernel] = KERNELS,
+    call: Callable[..., Any] = lambda function, *arguments: jitgen.jit(function)(*arguments),
+) -> str | None:
+    """Run program ``number`` on ``device``, with one of ``kernels``; a sentence if it is wrong.
+
+    Args:
+        call: calls the program, with lists of tensors.
+    """
     source = random.Random(number)
     name = list(kernels)[number % len(kernels)]
     kernel = kernels[name]
@@ -184,8 +193,7 @@ def check(number: int, device: str = "cpu", kernels: Mapping[str, Kernel] = KERN
             results.append(values[-1].sum())
         return tuple(results)
 
-    function = jitgen.jit(lambda tensors, extra: computed(kernel.launch, tensors, extra))
-    found = function(tensors, extra)
+    found = call(lambda tensors, extra: computed(kernel.launch, tensors, extra), tensors, extra)
     expected = computed(kernel.reference, [t.double() for t in tensors], [t.double() for t in extra])
     for index, (result, right) in enumerate(zip(found, expected, strict=True)):
         tolerance = 4e-3 if result.dtype is torch.float16 else 5e-4

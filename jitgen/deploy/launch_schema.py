@@ -124,6 +124,12 @@ def c_refusal(text: Any, language: str) -> str | None:
         named = re.fullmatch(r"\s*[<\"]([^>\"]+)[>\"]\s*(//.*|/\*.*)?", directive[2])
         if directive[1] != "include" or named is None or not _HEADER.fullmatch(named[1]):
             return f"it has {directive[0].strip()[:80]!r}, which names no header"
+    for asked in re.finditer(r"\b__has_(include|include_next|embed)\b([^\n]{0,210})", joined):
+        named = re.match(r"\s*\(\s*[<\"]([^>\"]+)[>\"]\s*\)", asked[2])
+        if asked[1] == "embed" or named is None or not _HEADER.fullmatch(named[1]):
+            return f"it has {asked[0].strip()[:80]!r}, which names no header"
+    if re.search(r"(?m)(^|\*/)[^\S\n]*#[^\S\n]*(line\b|\d)", joined):
+        return "it says that lines are of another file, which a compiler would quote"
     if re.search(r"%:|\?\?[=/]|\bincbin\b|\bGCC\s+(dependency|pch_preprocess)\b", joined):
         return "it has a directive in another spelling, or assembles a file"
     if language == "cpp" and re.search(r"\b(asm|__asm|__asm__)\b|##", joined):

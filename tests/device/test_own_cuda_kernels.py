@@ -16,7 +16,7 @@ import jitgen.dynamo.registration
 pytest.importorskip("triton")
 
 from tests import own_c_kernels
-from tests.own_kernel_programs import KERNELS, Kernel, check
+from tests.own_kernel_programs import check
 
 pytestmark = pytest.mark.gpu
 
@@ -26,24 +26,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return own_c_kernels.cuda(tmp_path_factory.mktemp("kernels"))
 
 
-def _launches(kernels: dict[str, Any]) -> dict[str, Kernel]:
-    def add(x: Tensor, y: Tensor) -> Tensor:
-        out, n = torch.empty_like(x), x.numel()
-        kernels["add"][-(-n // 128), 128](x, y, out, n, x.shape[-1])
-        return out
-
-    def matmul(a: Tensor, b: Tensor) -> Tensor:
-        (m, k), n = a.shape, b.shape[1]
-        c = torch.empty((m, n), device=a.device)
-        kernels["matmul"][(-(-n // 8), -(-m // 8)), (8, 8)](a, b, c, m, n, k)
-        return c
-
-    launches = (("add", add), ("matmul", matmul))
-    return {name: Kernel(launch, KERNELS[name].reference, KERNELS[name].shapes) for name, launch in launches}
-
-
 def test_random_rules(kernels: dict[str, Any]) -> None:
-    launches = _launches(kernels)
+    launches = own_c_kernels.cuda_launches(kernels)
     for number in range(8):
         torch.manual_seed(number)
         assert check(number, "cuda", launches) is None

@@ -107,6 +107,59 @@ def keys_and_values_gradient(
     return of_scores.to(q.dtype).transpose(-1, -2) @ q, weights.to(g.dtype).transpose(-1, -2) @ g
 
 
+running_means = jitgen.cpp_kernel(
+    r"""
+extern "C" void running_means(const float* x, float* out, int64_t rows, int64_t columns) {
+#pragma omp parallel for
+  for (int64_t row = 0; row < rows; ++row) {
+    double sum = 0;
+    for (int64_t i = 0; i < columns; ++i) {
+      sum += JITGEN_PROLOGUE(x[row * columns + i], row, i);
+      out[row * columns + i] = JITGEN_EPILOGUE(sum / (i + 1), row, i);
+    }
+  }
+}
+""",
+    "running_means",
+)
+column_sums = jitgen.cuda_kernel(
+    r"""
+template <typename T>
+__global__ void __launch_bounds__(256) column_sums(const T* __restrict__ x, T* sums, int rows, int columns) {
+  const int column = blockIdx.x * blockDim.x + threadIdx.x;
+  if (column >= columns) return;
+  T sum = 0;
+  for (int row = 0; row < rows; ++row) sum += JITGEN_PROLOGUE(x[row * columns + column], row, column);
+  sums[column] = JITGEN_EPILOGUE(sum, 0, column);
+}
+""",
+    "column_sums<float>",
+)
+
+
+def own_running_means(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    running_means(F.relu(x), out, x.shape[0], x.shape[1])
+    return out * torch.sigmoid(gate)
+
+
+def own_column_sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    sums = torch.empty(x.shape[1], device=x.device)
+    column_sums[-(-x.shape[1] // 256), 256](x * weight[:, None], sums, x.shape[0], x.shape[1])
+    return (sums + bias).bfloat16()
+
+
+def own_softmax(x: torch.Tensor, bias: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    import triton
+
+    from tests import own_kernels
+
+    out, columns = torch.empty_like(x), x.shape[1]
+    block = triton.next_power_of_2(columns)
+    own_kernels.softmax[(x.shape[0],)](out, x + bias, out.stride(0), out.stride(0), columns, BLOCK_SIZE=block)
+    return out, (out * gate).bfloat16()
+
+
 half, single = torch.bfloat16, torch.float32
 INT4 = Spec((14336, 4096), half, format="int4", group_size=128)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
@@ -182,12 +235,32 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
         "sm_90a",
     ),
     "causal_mask.py": (causal_mask, (Spec(("Q", "K"), single),), "triton", "sm_90a"),
+    "own_running_means.cpp": (
+        own_running_means,
+        (Spec(("M", 100), single), Spec((100,), single)),
+        "cpp",
+        "x86-64-v4",
+    ),
+    "own_column_sums.cu": (
+        own_column_sums,
+        (Spec(("M", 1000), single), Spec(("M",), single), Spec((1000,), single)),
+        "cuda",
+        "sm_90a",
+    ),
+    "own_softmax.py": (
+        own_softmax,
+        (Spec(("M", 1000), single), Spec((1000,), single), Spec(("M", 1000), single)),
+        "triton",
+        "sm_90a",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str, request: pytest.FixtureRequest) -> None:
     function, arguments, backend, target = CASES[name]
+    if function is own_softmax:
+        pytest.importorskip("triton")
     source = jitgen.jit(function).lower(*arguments, backend=backend, target=target).source
     path = GOLDEN / name
     if request.config.getoption("--update-golden"):

@@ -17,6 +17,7 @@ from jitgen.codegen.c_text.hooks import EPILOGUE, PROLOGUE, hook_refusal
 from jitgen.codegen.c_text.tokens import tokens_of
 from jitgen.deploy.launch_schema import c_refusal
 from jitgen.errors import TraceError, UnsupportedError
+from tests.cuda_on_host import run
 
 pytest.importorskip("triton")
 own_c_kernels: Any = pytest.importorskip("tests.own_c_kernels")
@@ -36,6 +37,13 @@ def test_random_rules(number: int) -> None:
     assert own_kernel_programs.check(number, "cpu", own_c_kernels.KERNELS) is None
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_random_rules_in_cuda_on_the_host(number: int, tmp_path: Path) -> None:
+    torch.manual_seed(number)
+    launches = own_c_kernels.cuda_launches(own_c_kernels.cuda(tmp_path))
+    assert own_kernel_programs.check(number, "cpu", launches, run) is None
+
+
 def test_what_is_around_a_kernel_is_computed_in_it() -> None:
     function = own_c_kernels._matmul
     low = jitgen.jit(lambda a, b, bias: (function(a * 2, b) + bias).relu()).lower(
@@ -48,6 +56,25 @@ def test_what_is_around_a_kernel_is_computed_in_it() -> None:
     )
     assert "jitgen_launch::epilogue2(jitgen_params, row * n + column, (float)(sum), row, column);" in low.source
     assert "own_c_kernels" not in low.source  # no path is in a source
+
+
+@pytest.mark.parametrize("row", ["0", "(0u)", "int64_t(0)"])
+def test_a_column_that_counts_all_elements(row: str) -> None:
+    text = ADD.replace("x[i] + y[i], 0", f"JITGEN_PROLOGUE(x[i], {row}, i) + y[i], {row}")
+    kernel = jitgen.cpp_kernel(text, "add")
+
+    @jitgen.jit
+    def function(x: Tensor, y: Tensor, column: Tensor, bias: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernel(x * column, y, out, x.numel())
+        return out * column + bias
+
+    for sizes in ((7, 5), (3, 4, 5), (1, 9)):
+        x, y = torch.randn(2, *sizes)
+        column, bias = torch.randn(*sizes[:-1], 1), torch.randn(sizes[-1])
+        right = (x.double() * column + y) * column + bias
+        assert torch.allclose(function(x, y, column, bias).double(), right, atol=1e-5)
+        assert len(function.lower(x, y, column, bias).kernels) == 1
 
 
 @pytest.mark.parametrize("sizes", [(0,), (1,), (3, 5), (2, 0, 4), (17, 3, 2)])
@@ -426,6 +453,43 @@ def test_types_of_pointers(type_name: str, dtypes: tuple[str, ...], is_integer: 
         assert types.is_integer(parameter.type) is is_integer
 
 
+@pytest.mark.parametrize(
+    ("before", "type_name", "dtypes"),
+    [
+        ("typedef float real;", "real", ("float32",)),
+        ("using own = long long; using real = own;", "real", ("int64",)),
+        ("namespace a { using real = double; } namespace b {", "real", ()),
+        ("namespace a { using real = double; struct s { typedef int real; };", "real", ()),
+        ("namespace a { using real = double; struct s { typedef int other; };", "other", ()),
+        ("using std::real; namespace a { using real = double;", "real", ("float64",)),
+        ("#ifdef A\ntypedef float real;\n#else\ntypedef double real;\n#endif", "real", ()),
+        ("#ifdef A\ntypedef float real;\n#endif", "real", ()),
+        ("#ifdef A\n#endif\ntypedef float real;", "real", ("float32",)),
+        ("using real = real;", "real", ()),
+    ],
+)
+def test_types_that_a_file_names(before: str, type_name: str, dtypes: tuple[str, ...]) -> None:
+    definition = definition_of(f"{before}\nvoid k(const {type_name}* x) {{}}", "k", language="cpp")
+    assert types.dtypes_of(definition.type_of(definition.parameters[0])) == dtypes
+
+
+def test_a_rule_at_a_hook_of_a_named_type() -> None:
+    text = "using real = float;\n" + ADD.replace("float", "real").replace("x[i] +", "JITGEN_PROLOGUE(x[i], 0, i) +")
+    kernel = jitgen.cpp_kernel(text, "add")
+
+    @jitgen.jit
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernel(x * 2, y, out, x.numel())
+        return torch.relu(out)
+
+    x, y = torch.randn(2, 9)
+    assert torch.equal(function(x, y), torch.relu(x * 2 + y))
+    assert len(function.lower(x, y).kernels) == 1
+    with pytest.raises(TraceError, match="convert it to float32"):
+        function(x.double(), y.double())
+
+
 def test_indices_of_rules_are_as_wide_as_their_operands() -> None:
     kernel = jitgen.cuda_kernel(
         "__global__ void k(const float* x, float* y) { y[0] = JITGEN_EPILOGUE(JITGEN_PROLOGUE(x[0], 0, 0), 0, 0); }",
@@ -442,6 +506,18 @@ def test_indices_of_rules_are_as_wide_as_their_operands() -> None:
         specs = [jitgen.TensorSpec((1_000_000, columns)), jitgen.TensorSpec((1_000_000, 16))]
         for arguments in (specs, specs[::-1]):
             assert f"using Index = int{bits}_t;" in function.lower(*arguments, target="sm_90a").source
+
+
+def test_a_message_quotes_the_kernels_own_lines(tmp_path: Path) -> None:
+    (tmp_path / "other.y").write_text("of another file\n")
+    markers = [f'#line 1 "{tmp_path}/other.y"', f'/* x */ # \\\n 1 "{tmp_path}/other.y" 2', f'#li\\\nne 1 "{tmp_path}"']
+    text = "\n".join(["#include <cmath> // line 1", *markers, "int of_no_type(x);\n" + ADD])
+    kernel = jitgen.cpp_kernel(text, "add")
+    assert kernel.text.text.count("\n") == text.count("\n")
+    with pytest.raises(jitgen.CompileError, match="of_no_type") as caught:
+        kernel(*torch.zeros(3, 4), 4)
+    assert "of another file" not in str(caught.value)
+    assert str(tmp_path) not in kernel.text.text
 
 
 @pytest.mark.parametrize(
@@ -467,6 +543,12 @@ def test_indices_of_rules_are_as_wide_as_their_operands() -> None:
         ('asm(".inc" "bin \\"/etc/passwd\\"");', "cpp", True),
         ("#define J(a, b) a##b\nJ(as, m)(x);", "cpp", True),
         ('asm volatile("bar.sync 0;");', "cuda", False),
+        ('#line 1 "/etc/passwd"', "cpp", True),
+        ('#define F "/etc/passwd"\n /* x */ # 1 F', "cpp", True),
+        ("#ifdef X // of #12\n#endif\nint x; // line # 1", "cpp", False),
+        ('#if __has_include("/dev/stdin")\n#endif', "cpp", True),
+        ("#ifdef __has_include\n#endif", "cpp", True),
+        ("#if __has_include(<cuda_fp8.h>)\n#endif", "cuda", False),
     ],
 )
 def test_a_manifest_compiles_no_other_file(text: str, language: str, is_refused: bool) -> None:

@@ -47,6 +47,7 @@ class Definition:
         name: with namespaces.
         arguments: of its template, if it is one.
         templates: (name, argument) of each of the template's parameters.
+        aliases: (name, type) of the types that the file names, as far as they hold at the kernel.
         parameters: in their order.
         head: the tokens before the name.
         opening: where its first parameter would begin.
@@ -57,6 +58,7 @@ class Definition:
     name: str
     arguments: tuple[str, ...]
     templates: tuple[tuple[str, str], ...]
+    aliases: tuple[tuple[str, str], ...]
     parameters: tuple[Parameter, ...]
     head: tuple[Token, ...]
     opening: int
@@ -79,8 +81,11 @@ class Definition:
         return f"{self.name}<{', '.join(self.arguments)}>" if self.arguments else self.name
 
     def type_of(self, parameter: Parameter) -> str:
-        """Returns the type of ``parameter``, where that is a parameter of the template by its argument."""
-        return dict(self.templates).get(parameter.type, parameter.type)
+        """Returns the type of ``parameter``: of an alias, or a parameter of the template, what it stands for."""
+        aliases, spelled = dict(self.aliases), dict(self.templates).get(parameter.type, parameter.type)
+        for _ in aliases:
+            spelled = aliases.get(spelled, spelled)
+        return spelled
 
     @property
     def attributes(self) -> tuple[tuple[Token, ...], ...]:
@@ -160,7 +165,35 @@ def definition_of(text: str, entry: str, file: str = "the source", language: str
         for piece in split_at_commas(inside[1:], angles=True)
         if [other.text for other in piece] != ["void"]
     )
-    return Definition(text, name, arguments, templates, parameters, head, inside[0].end, body)
+    aliases = _aliases(tokens, tokens.index(head[0]))
+    return Definition(text, name, arguments, templates, aliases, parameters, head, inside[0].end, body)
+
+
+def _aliases(tokens: Sequence[Token], kernel: int) -> tuple[tuple[str, str], ...]:
+    """Returns (name, type) of each ``typedef`` and ``using`` whose scope token ``kernel`` is in. One that is under a
+    condition of the preprocessor is left out, and so is a name of several types."""
+    scopes: list[int] = []
+    found: dict[str, set[str]] = {}
+    where: dict[str, list[int]] = {}
+    conditions = 0
+    for number, token in enumerate(tokens[:kernel]):
+        if token.kind == "directive":
+            directive = re.match(r"\W*(if|endif)", token.text)
+            conditions += 0 if directive is None else 1 if directive[1] == "if" else -1
+        elif token.text == "{":
+            scopes.append(number)
+        elif token.text == "}" and scopes:
+            scopes.pop()
+        elif token.text in ("typedef", "using"):
+            end = next((i for i in range(number, kernel) if tokens[i].text == ";"), kernel)
+            words = [other.text for other in tokens[number + 1 : end]]
+            if len(words) < 2 or (token.text == "using" and words[1] != "="):
+                continue
+            name, type_ = (words[-1], words[:-1]) if token.text == "typedef" else (words[0], words[2:])
+            found.setdefault(name, set()).add("" if conditions else _joined(type_))
+            where[name] = list(scopes)
+    held = {name: types.pop() for name, types in found.items() if len(types) == 1}
+    return tuple((name, type_) for name, type_ in held.items() if type_ and where[name] == scopes[: len(where[name])])
 
 
 def _start_of(tokens: Sequence[Token], number: int) -> int:

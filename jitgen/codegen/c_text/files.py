@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from jitgen.codegen.c_text.tokens import tokens_of
+from jitgen.codegen.c_text.tokens import CONTINUED, tokens_of
 
 MOST_HEADERS = 512
 """Headers of the user's own that a kernel may include."""
@@ -13,6 +13,7 @@ _GAP = r"(?:\\[^\S\n]*\n|/\*.*?\*/|[^\S\n])*"
 """Space, comments and ends of continued lines within a directive."""
 _WORD = r"(?:\\[^\S\n]*\n)*".join("include")
 _INCLUDE = re.compile(rf'(?:\#|%:){_GAP}{_WORD}{_GAP}(?P<open>[<"])(?P<name>[^>"\n]+)[>"]', re.DOTALL)
+_MARKER = re.compile(r"(?:\#|%:)(?:/\*.*?\*/|\s)*(?:line\b|\d)", re.DOTALL)
 _FLAGS = re.compile(
     r"""-D[A-Za-z_]\w*(=[^\s]*)? | -U[A-Za-z_]\w* | -W(?![alp]$)[\w=-]* | -O[0-3s] | -lineinfo
       | -mprefer-vector-width=\w+ | -mtune=(?!native)[\w-]+ | -mno-fma
@@ -36,6 +37,19 @@ def location_of(text: str, line: int) -> str:
     """Returns file and line of line ``line`` of ``text``; another process may know the line alone."""
     file, first = _files.get(text, ("the kernel's text", 1))
     return f"{file}:{first - 1 + line}"
+
+
+def without_markers(text: str) -> str:
+    """Returns ``text`` with empty lines in place of what tells that other files have them (``#line 1 "grammar.y"``).
+
+    A compiler would quote such a file in its messages, and its path would be in every key.
+    """
+    kept, position = [], 0
+    for token in tokens_of(text):
+        if token.kind == "directive" and _MARKER.match(CONTINUED.sub("", token.text)):
+            kept += [text[position : token.start], "\n" * token.text.count("\n")]
+            position = token.end
+    return "".join([*kept, text[position:]])
 
 
 def includes_of(text: str) -> Iterator[tuple[str, bool, tuple[int, int]]]:

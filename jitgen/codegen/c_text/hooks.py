@@ -15,12 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jitgen.codegen.c_text.definition import Definition
-from jitgen.codegen.c_text.tokens import Token, closing_of, is_qualified, spelled, split_at_commas, tokens_of
-from jitgen.codegen.c_text.types import dtypes_of
+from jitgen.codegen.c_text.tokens import CONTINUED, Token, closing_of, is_qualified, spelled, split_at_commas, tokens_of
+from jitgen.codegen.c_text.types import NUMBERS, dtypes_of
 
 PROLOGUE, EPILOGUE = "JITGEN_PROLOGUE", "JITGEN_EPILOGUE"
-_CONTINUED = re.compile(r"\\[^\S\n]*\n")
-"""The end of a line that the next one continues."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,7 @@ class Hook:
         index: where the element's index begins and ends.
         value: where the first argument begins and ends.
         rest: behind the comma that follows it.
+        has_row: whether its row is no constant; with one, as in ``(x[i], 0, i)``, the column counts all elements.
     """
 
     parameter: str
@@ -42,6 +41,7 @@ class Hook:
     index: tuple[int, int]
     value: tuple[int, int]
     rest: int
+    has_row: bool
 
 
 @functools.lru_cache(64)
@@ -50,7 +50,7 @@ def macros_of(texts: tuple[str, ...]) -> dict[str, list[Token]]:
     macros: dict[str, list[Token]] = {}
     for text in texts:
         for token in tokens_of(text):
-            words = tokens_of(_CONTINUED.sub("", token.text).lstrip("#%:")) if token.kind == "directive" else ()
+            words = tokens_of(CONTINUED.sub("", token.text).lstrip("#%:")) if token.kind == "directive" else ()
             if len(words) < 2 or words[0].text != "define":
                 continue
             by, own = words[2:], set[str]()
@@ -129,7 +129,8 @@ def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[H
         if len(split_at_commas(index)) != 1 or any(_changes(piece, macros) for piece in (index, *arguments[1:])):
             refuse(name, token, "the index, the row or the column of a hook changes a variable")
         of_index, of_value = ((piece[0].start, piece[-1].end) for piece in (index or element, value))
-        hooks.append(Hook(name, token.text, start, of_index, of_value, body[number + 2 + len(value)].end))
+        has_row = any(other.kind == "name" and other.text not in NUMBERS for other in arguments[1])
+        hooks.append(Hook(name, token.text, start, of_index, of_value, body[number + 2 + len(value)].end, has_row))
     for number, token in enumerate(body):
         is_used = token.text in pointers and token.kind == "name" and token.start not in explained
         if is_used and not is_qualified(body, number):

@@ -25,6 +25,8 @@ _DIRECTIVE = re.compile(
     re.DOTALL,
 )
 """A directive, where nothing but space and comments stands before it in its line."""
+CONTINUED = re.compile(r"\\[^\S\n]*\n")
+"""The end of a line that the next one continues."""
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 

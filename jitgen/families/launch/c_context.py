@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgen.codegen.c_text.definition import definition_of
 from jitgen.codegen.c_text.files import includes_of, location_of
+from jitgen.codegen.c_text.hooks import hooks_of
 from jitgen.codegen.cpp import CPP
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
@@ -67,8 +68,9 @@ def render(
         spelled = {name: f"params.{own_name}" for name, own_name in params.spelled.items()}
         context = {"params": params.packed}
     listed = [*((False, rule) for rule in own.loads), *((True, rule) for rule in own.stores)]
+    flat = {hook.parameter for hook in hooks_of(definition)[0] if not hook.has_row}
     rules = [
-        _rule(rule, is_store, rule_layout, body, dialect, spelled)
+        _rule(rule, is_store, rule_layout, body, dialect, spelled, parameter_of(own.attrs, rule.number) in flat)
         for (is_store, rule), rule_layout in zip(listed, layout.rules, strict=True)
     ]
     edits = hooks.as_function(definition) if is_cuda else []
@@ -124,9 +126,19 @@ def _arguments(kernel: Kernel, layout: Layout, spelled: dict[str, str], dialect:
 
 
 def _rule(
-    rule: Rule, is_store: bool, layout: RuleLayout, body: Body, dialect: Dialect, spelled: dict[str, str]
+    rule: Rule,
+    is_store: bool,
+    layout: RuleLayout,
+    body: Body,
+    dialect: Dialect,
+    spelled: dict[str, str],
+    is_flat: bool,
 ) -> dict[str, Any]:
-    """Presents the function of a rule, which gets an element's index, row and column."""
+    """Presents the function of a rule, which gets an element's index, row and column.
+
+    Args:
+        is_flat: whether the column counts all elements.
+    """
     text = printed(rule.instructions, dialect, coarse=body.coarse)
     operands = dict(zip(rule.operands, range(len(rule.operands)), strict=True))
     loads, stores, uses_dims = [], [], False
@@ -158,7 +170,7 @@ def _rule(
     return {
         "name": f"{'epilogue' if is_store else 'prologue'}{rule.number}",
         "is_store": is_store,
-        "dims": _dims(layout, spelled) if uses_dims else [],
+        "dims": _dims(layout, spelled, is_flat) if uses_dims else [],
         "scalars": locals_,
         "loads": loads,
         "lines": list(text.lines.values()),
@@ -168,9 +180,9 @@ def _rule(
     }
 
 
-def _dims(layout: RuleLayout, spelled: dict[str, str]) -> list[str]:
+def _dims(layout: RuleLayout, spelled: dict[str, str], is_flat: bool) -> list[str]:
     """Returns the lines that compute the coordinate of each dimension."""
-    if layout.is_matrix:
+    if layout.is_matrix and not is_flat:
         return ["const Index i0 = row, i1 = column;"]
     lines = ["Index rest = at;"] if layout.sizes else []
     for dim in range(len(layout.sizes), 0, -1):

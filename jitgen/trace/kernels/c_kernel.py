@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.codegen.c_text.definition import Definition, Parameter, definition_of
-from jitgen.codegen.c_text.files import MOST_HEADERS, includes_of, is_harmless_flag, note_file
+from jitgen.codegen.c_text.files import MOST_HEADERS, includes_of, is_harmless_flag, note_file, without_markers
 from jitgen.codegen.c_text.types import dtypes_of, is_integer
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
@@ -69,6 +69,7 @@ class CKernel:
         else:
             text = str(source)
             self.file, self.line = _made_at()
+        text = without_markers(text)
         refused = [flag for flag in options if not is_harmless_flag(flag)]
         if refused:
             raise UnsupportedError(
@@ -220,7 +221,7 @@ def _with_headers(
                 if len(texts) >= MOST_HEADERS:
                     raise UnsupportedError(f"a kernel includes more than {MOST_HEADERS} headers; give it fewer")
                 names[path], texts[own] = own, ""
-                texts[own] = included(path.read_text(), path.parent)
+                texts[own] = included(without_markers(path.read_text()), path.parent)
             if own != name:
                 edits.append((start, end, own))
         for start, end, own in reversed(edits):
