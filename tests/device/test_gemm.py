@@ -40,6 +40,11 @@ def epilogue(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, scale: torch.
     return out + y, torch.where(out > 0, out, 0.1 * out)
 
 
+def functions(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> Any:
+    out = F.linear(x, w, bias)
+    return F.gelu(out) + y, torch.exp(-out.abs()), torch.sigmoid(out)
+
+
 def random(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.randn(*shape, dtype=F64, device="cuda").to(dtype)
 
@@ -96,6 +101,14 @@ def test_quantised_weights_in_float32(format: str, group: int | None) -> None:
 def test_dense_weights(dtype: torch.dtype) -> None:
     for m, n, k in SHAPES:
         check(linear, random(m, k, dtype=dtype), random(n, k, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_functions_of_an_epilogue(dtype: torch.dtype) -> None:
+    """Coarse ones for results of 16 bits, and on wgmma also where rows of K begin within a line of the cache."""
+    for m, n, k in [*SHAPES[-2:], (300, 1160, 1528), (777, 264, 2056)]:
+        operands = random(m, k, dtype=dtype), random(n, k, dtype=dtype) / k**0.5
+        check(functions, *operands, random(n, dtype=dtype), random(m, n, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
