@@ -86,12 +86,13 @@ def compiled(program: str, kept: str, arguments: list[str], directory: str) -> b
     flags.append(f"-frandom-seed={ONE}")
     facts = os.stat(program)
     key = blake2b(repr((program, facts.st_size, facts.st_mtime_ns, flags, prefix)).encode(), digest_size=20)
-    for folder, folders, files in os.walk(f"{directory}include"):
-        folders.sort()
-        for header in sorted(files):
-            path = os.path.join(folder, header)
-            key.update(f"\n{path[len(directory) :]}\n".encode() + _read(path))
+    headers = _headers(f"{directory}include")
+    reached = _reached(prefix.encode(), headers)
+    for header in sorted(reached):
+        key.update(f"\n{header}\n".encode() + headers[header])
     included = os.path.join(kept, f"{key.hexdigest()}.hpp")
+    for header in sorted(headers.keys() - reached):
+        key.update(f"\n{header}\n".encode() + headers[header])
     key.update(rest.encode())
     path = os.path.join(kept, f"{key.hexdigest()}.o")
     try:
@@ -112,6 +113,28 @@ def compiled(program: str, kept: str, arguments: list[str], directory: str) -> b
     if undefined - RUNTIME or not os.path.exists(linker):
         return _done(program, [*linking, *(f"-Wl,{alias}" for alias in aliases)], directory)
     return _done(linker, [*(word for argument in linking for word in _for_linker(argument)), *aliases], directory)
+
+
+def _headers(directory: str) -> dict[str, bytes]:
+    """The headers below ``directory`` by the names that they are included by."""
+    return {
+        os.path.join(folder, name)[len(directory) + 1 :]: _read(os.path.join(folder, name))
+        for folder, _, files in os.walk(directory)
+        for name in files
+    }
+
+
+def _reached(text: bytes, headers: dict[str, bytes]) -> set[str]:
+    """The names of the ``headers`` that ``text`` may include, itself or by others."""
+    reached, waiting = set[str](), [text]
+    while waiting:
+        for line in waiting.pop().split(b"\n"):
+            if b"include" in line and line.lstrip().startswith(b"#"):
+                name = line.replace(b'"', b"<").replace(b">", b"<").split(b"<")[1:2]
+                if name and (header := name[0].decode()) in headers.keys() - reached:
+                    reached.add(header)
+                    waiting.append(headers[header])
+    return reached
 
 
 def symbols_of(code: bytes) -> tuple[set[str], set[str]]:

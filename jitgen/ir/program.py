@@ -31,14 +31,20 @@ def plain(value: Any, written: Callable[[Expr], str] = str) -> Any:
     """
     if isinstance(value, Expr):
         return f"{value.kind} {written(value)}"
-    if is_dataclass(value):
-        members = [plain(getattr(value, field.name), written) for field in fields(value) if field.name != "location"]
-        return [type(value).__name__, *members]
+    kind: Any = type(value)
+    if (names := _compared(kind)) is not None:
+        return [kind.__name__, *(plain(getattr(value, name), written) for name in names)]
     if isinstance(value, dict):
         return {str(key): plain(item, written) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, written) for item in value]
     return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
+
+
+@functools.cache
+def _compared(kind: type) -> tuple[str, ...] | None:
+    """Returns the fields of a dataclass but for the user's line; None for another type."""
+    return tuple(own.name for own in fields(kind) if own.name != "location") if is_dataclass(kind) else None
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from jitgen._data import templates_directory
+from tests.attention_on_host import run
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -237,30 +236,6 @@ int main() { @CASE@ }
 """
 
 
-def run(main: str, folder: Path) -> None:
-    """Compile and run ``main`` with the headers of the kernel, in which pieces of PTX are C++."""
-    tests = Path(__file__).parents[1]
-    (folder / "jitgen").mkdir()
-    for family in ("common", "attention_backward"):
-        for header in (templates_directory() / family / "include/jitgen").glob("attention_*.cuh"):
-            text = header.read_text().replace('"+f"(sums[i])', '"+x"(sums[i])')
-            text = text.replace(
-                'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low))',
-                "pair = uint32_t(store<bfloat16>(high).bits) << 16 | store<bfloat16>(low).bits",
-            )
-            (folder / f"jitgen/{header.name}").write_text(text)
-    deal = "include/jitgen/register_deal.cuh"
-    (folder / "jitgen/register_deal.cuh").write_text((templates_directory() / "common" / deal).read_text())
-    for name in ("ptx", "wgmma_ptx"):
-        (folder / f"jitgen/{name}.cuh").write_text((tests / "host_warp.hpp").read_text())
-    (folder / "main.cpp").write_text(main)
-    command = ["g++", "-std=c++20", "-O1", "-w", "-pthread", f"-I{folder}", str(folder / "main.cpp")]
-    done = subprocess.run([*command, "-o", str(folder / "main")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:4000]
-    done = subprocess.run([folder / "main"], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 CASES = {
     "one warpgroup": "whole<1, 32, 32, 64, 64, false>(2, 1, 70, 40, 64, 64, 1000, 1);",
     "overlapped, causal, two blocks": "whole<2, 64, 32, 32, 96, true>(1, 1, 150, 260, 24, 88, 0, 2);",
@@ -274,4 +249,4 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.quick(where=lambda case: case == "one row, one key")
 def test_the_whole_kernel(case: str, tmp_path: Path) -> None:
-    run(WHOLE.replace("@CASE@", CASES[case]), tmp_path)
+    run(WHOLE.replace("@CASE@", CASES[case]), tmp_path, "attention_backward")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from jitgen._data import templates_directory
 from jitgen.families.attention.forward.wgmma import CLUSTER_WIDTHS, WIDTHS
+from tests.attention_on_host import run
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -368,49 +367,6 @@ int main() {
 """
 
 
-PTX = {
-    'asm volatile("" : "+f"(sums[i])::"memory")': 'asm volatile("" : "+x"(sums[i])::"memory")',
-    'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low))': (
-        "pair = uint32_t(store<bfloat16>(high).bits) << 16 | store<bfloat16>(low).bits"
-    ),
-}
-
-
-def run(main: str, folder: Path) -> None:
-    """Compile and run ``main`` with the headers of the kernel, in which two pieces of PTX are C++."""
-    (folder / "jitgen").mkdir()
-    missing = set(PTX)
-    folders = (templates_directory() / f"{family}/include/jitgen" for family in ("common", "attention"))
-    for header in (path for each in folders for path in each.glob("attention_*.cuh")):
-        text = header.read_text()
-        for ptx, plain in PTX.items():
-            missing -= {ptx} if ptx in text else set()
-            text = text.replace(ptx, plain)
-        (folder / f"jitgen/{header.name}").write_text(text)
-    assert not missing
-    deal = "include/jitgen/register_deal.cuh"
-    (folder / "jitgen/register_deal.cuh").write_text((templates_directory() / "common" / deal).read_text())
-    for name in ("ptx", "wgmma_ptx"):
-        (folder / f"jitgen/{name}.cuh").write_text((Path(__file__).parents[1] / "host_warp.hpp").read_text())
-    (folder / "main.cpp").write_text(main)
-    program = folder / "main"
-    command = [
-        "g++",
-        "-std=c++20",
-        "-O1",
-        "-w",
-        "-pthread",
-        f"-I{folder}",
-        str(folder / "main.cpp"),
-        "-o",
-        str(program),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    done = subprocess.run([program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout
-
-
 @pytest.mark.quick(where=lambda width: width == 96)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_result_once_in_its_place(width: int, tmp_path: Path) -> None:
@@ -418,7 +374,7 @@ def test_every_result_once_in_its_place(width: int, tmp_path: Path) -> None:
     if width in CLUSTER_WIDTHS:
         cases.append(f"results<{width}, {width}, 8>(33, {width - 3}, 1);")
         cases.append(f"results<{width}, {width}, 8>(7, {width - 8}, 3);")
-    run(RESULTS.replace("@CASES@", "\n".join(cases)), tmp_path)
+    run(RESULTS.replace("@CASES@", "\n".join(cases)), tmp_path, "attention")
 
 
 CASES = {
@@ -449,7 +405,7 @@ CASES = {
 def test_the_whole_kernel(case: str, tmp_path: Path) -> None:
     """All of its threads, barriers and exchanges on the CPU, over shared memory that is poisoned."""
     config, sizes = CASES[case]
-    run(WHOLE.replace("@CASES@", f"  whole<{config}>({sizes});"), tmp_path)
+    run(WHOLE.replace("@CASES@", f"  whole<{config}>({sizes});"), tmp_path, "attention")
 
 
 def test_every_piece_and_every_tile_once(tmp_path: Path) -> None:
@@ -461,4 +417,4 @@ def test_every_piece_and_every_tile_once(tmp_path: Path) -> None:
         cases.append(f"  pieces({', '.join(map(str, sizes))}, {source.randrange(1, 140)});")
     for begin, end, rarity in ((0, 0, 1), (0, 1, 1), (3, 3, 1), (0, 32, 2), (31, 33, 1), (5, 200, 3), (64, 300, 40)):
         cases.append(f"  tiles({begin}, {end}, {source.randrange(1000)}, {rarity});")
-    run(WALKS.replace("@CASES@", "\n".join(cases)), tmp_path)
+    run(WALKS.replace("@CASES@", "\n".join(cases)), tmp_path, "attention")
