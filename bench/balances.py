@@ -1,6 +1,6 @@
 """Counts what plans of models amount to: ``python -m bench.balances --json docs/measured/balances.json``.
 
-Twelve kinds of models of transformers, tiny and with random weights in bfloat16 (``tests/huggingface.py``), are traced
+Thirteen kinds of models of transformers, tiny and with random weights in bfloat16 (``tests/huggingface.py``), are traced
 by ``torch.compile(backend="jitgen")``, and each program that they need is lowered for a CPU and for sm_90a. A row has
 the kernels, and the bytes and operations in units of the least that the programs need (``jitgen/balance.py``). A
 program that several layers share is counted once. Then decoder layers as ten families of models write them

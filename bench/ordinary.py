@@ -3,7 +3,8 @@
 Each is a function as people write it, of several kernels: an optimiser's orthogonalisation, scores of a beam search,
 experts by gathered weights, a product of 8-bit integers that are quantised in the function, a vector quantiser. The
 peers are eager torch and torch.compile in the same process and on the same data. All ways take turns, and a figure is
-the least time of a call in microseconds, so that other work of the machine weighs least. An error is relative, in norm,
+the least time of a call in microseconds, so that other work of the machine weighs least. On a machine that has other
+work one thread (``--threads 1``) says more than several, which wait for one another. An error is relative, in norm,
 against eager torch in float64, of the results that are not integers. The file is written after every case.
 """
 
@@ -108,12 +109,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], help="the cases whose names have one of these words")
     parser.add_argument("--seconds", type=float, default=3.0, help="to spend on the timing of a case")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of all ways")
     parser.add_argument("--commit", help="the commit to record")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
     rows: list[dict[str, Any]] = []
-    record = made("bench.ordinary", options.commit, "cpu") | {"threads": torch.get_num_threads(), "rows": rows}
+    record = made("bench.ordinary", options.commit, "cpu") | {"threads": options.threads, "rows": rows}
     for name, (function, arguments) in cases().items():
         if not any(word in name for word in options.only):
             continue

@@ -24,6 +24,7 @@ _DECODERS: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Granite": {"mlp_bias": True, "attention_bias": True},
     "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
     "Mistral": {"sliding_window": 16},
     "Gemma": {"head_dim": 16},
     "Gemma2": {"head_dim": 16, "sliding_window": 16},
