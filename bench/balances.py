@@ -1,9 +1,9 @@
 """Counts what plans of models amount to: ``python -m bench.balances --json docs/measured/balances.json``.
 
 Thirteen kinds of models of transformers, tiny and with random weights in bfloat16 (``tests/huggingface.py``), are
-traced by ``torch.compile(backend="jitgen")``, and each program that they need is lowered for a CPU and for sm_90a. A row has
-the kernels, and the bytes and operations in units of the least that the programs need (``jitgen/balance.py``). A
-program that several layers share is counted once. Then decoder layers as ten families of models write them
+traced by ``torch.compile(backend="jitgen")``, and each program that they need is lowered for a CPU and for sm_90a. A
+row has the kernels, and the bytes and operations in units of the least that the programs need (``jitgen/balance.py``).
+A program that several layers share is counted once. Then decoder layers as ten families of models write them
 (``bench/layers.py``, of Llama-3-8B's sizes), chains of residual blocks, and the backward of a layer are lowered in the
 same way. Nothing is compiled, and no device is needed. The file is written after every model.
 """
