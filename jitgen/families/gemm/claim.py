@@ -26,17 +26,14 @@ from jitgen.errors import UnsupportedError
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
-from jitgen.ir import symbols
-from jitgen.ir.analysis import nearest
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import BLOCKS, CAST, CONTRACT, DEQUANTIZE, PRODUCTS, REDUCE, VIEW
+from jitgen.ir.nodes import BLOCKS, CAST, CONTRACT, DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import ROW_TILE, Mover, at_tile, is_transposed
 from jitgen.kernel.operands import item_size
-from jitgen.quant.activations import BLOCKS_OF_ROWS
 from jitgen.schedule.cost import Effort
 
 Materialize = Callable[[Node], Node]
@@ -233,7 +230,7 @@ def _with_operands_in_memory(
             if x.is_in_memory and _is_copied(node, partition):
                 x = materialize(x)
             elif not fused and not x.is_in_memory:  # on a GPU tensor maps describe activations along k alone
-                x = _activation_in_memory(x, partition, materialize)
+                x = materialize(x) if partition.device.is_gpu else _in_its_order(x, partition, materialize)
             divided = [operand if operand.is_in_memory else materialize(operand) for operand in groups]
             operands = (x, _weight_in_memory(node, partition, materialize), *divided)
             memo[id(node)] = mover.builder.like(node, operands)
@@ -266,47 +263,8 @@ def in_blocks(operand: Node) -> bool:
 def _codes_in_memory(operand: Node, mover: Mover, materialize: Materialize) -> Node:
     """Makes codes, and their scales, tensors."""
     if not in_blocks(operand):
-        return operand if operand.is_in_memory else _stored(operand, mover, materialize)
-    codes, scales = operand.inputs
-    if not codes.is_in_memory and not scales.is_in_memory:  # in the shape of a block's scale, which their kernel has
-        of_blocks = materialize(mover.move(scales, ("reshape",), (*scales.shape, 1)))
-        scales = mover.move(of_blocks, ("reshape",), scales.shape)
-    tensors = [one if one.is_in_memory else _stored(one, mover, materialize) for one in (codes, scales)]
-    return mover.builder.like(operand, tensors)
-
-
-def _activation_in_memory(x: Node, partition: Partition, materialize: Materialize) -> Node:
-    """Makes ``x``, the activation of a product, a tensor."""
-    if partition.device.is_gpu or _block_of(x) is not None:
-        return _stored(x, partition.mover, materialize)
-    return _in_its_order(x, partition, materialize)
-
-
-def _stored(x: Node, mover: Mover, materialize: Materialize) -> Node:
-    """Makes ``x`` (..., K), which is computed, a tensor. If it is quantised with a scale for each block of a row, it is
-    stored in blocks: one kernel, which goes along these, computes their scales and what is quantised."""
-    size = _block_of(x)
-    if size is None:
-        return materialize(x)
-    blocks: Any = symbols.floordiv(x.shape[-1], size)
-    blocked = (*x.shape[:-1], blocks, size)
-    return mover.move(materialize(mover.move(x, ("reshape",), blocked)), ("reshape",), x.shape)
-
-
-def _block_of(x: Node) -> int | None:
-    """Returns how many elements of a row of ``x`` share a scale that is computed from them; None if none do."""
-    if not x.kind.is_pointwise or REDUCE not in x.kinds or not x.shape:
-        return None
-    reductions = nearest(x, (REDUCE,), lambda node: node.kind.is_pointwise or node.kind is VIEW)
-    for node in reductions:
-        size = node.inputs[0].shape[-1]
-        if (
-            isinstance(size, int)
-            and size in BLOCKS_OF_ROWS
-            and symbols.product(node.inputs[0].shape) == symbols.product(x.shape)
-        ):
-            return size if x.shape[-1] != size else None
-    return None
+        return operand if operand.is_in_memory else materialize(operand)
+    return mover.builder.like(operand, [one if one.is_in_memory else materialize(one) for one in operand.inputs])
 
 
 def _prologue(product: Node, results: set[int]) -> Prologue | None:

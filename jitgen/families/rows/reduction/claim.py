@@ -150,6 +150,8 @@ def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | 
         return None, None
     rows = _Rows(outermost.inputs[0].shape, outermost.attrs.dims)
     reduced = rows.reduced_shape
+    if len(store.value.shape) < len(reduced) and (blocks := _regrouped(store, rows, partition)) is not None:
+        store = blocks
     for dim, size in enumerate(reduced):
         shape = store.value.shape
         if size == 1 and len(shape) < len(reduced) and (dim >= len(shape) or shape[dim] != 1 or dim in rows.dims):
