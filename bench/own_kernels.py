@@ -6,8 +6,8 @@
 
 A row has microseconds of the bare kernel; of the kernel with its rule as jitgen decides, and with the rule in the
 kernel whatever that takes; of the kernel and a generated one; and of jitgen's own kernel of the same function. Each
-result is compared with float64. Calls are CUDA graphs, in turn. The times of warm calls on the host follow. Needs an
-NVIDIA GPU.
+result is compared with float64. Calls are CUDA graphs, in turn. The times of warm calls on the host come first. Needs
+an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -341,6 +341,10 @@ def main() -> None:
         compiled, [(name, subject, target) for name, case in cases.items() for subject in [*functions(case), "behind"]]
     )
     found: dict[str, Any] = made("bench.own_kernels", options.commit) | {"cases": {}}
+    if not options.only:
+        found["host"] = host()
+        print("host", found["host"], flush=True)
+        write(options.output, found)
     for name, case in cases.items():
         try:
             row = found["cases"][name] = measured(case)
@@ -349,10 +353,6 @@ def main() -> None:
             continue
         print(name, row["us"], "largest error", max(row["error"].values()), row["kernels"], flush=True)
         write(options.output, found)
-    if not options.only:
-        found["host"] = host()
-        print("host", found["host"], flush=True)
-    write(options.output, found)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ Neighbour: ``trace/kernels/c_kernel.py`` reads a kernel, and traces its launches
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -24,6 +25,7 @@ import torch
 from jitgen import settings
 from jitgen.call.function import JitFunction
 from jitgen.call.opaque import followed_as
+from jitgen.codegen.python import PythonFunction
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from jitgen.runtime.zones import Zones
 from jitgen.trace.kernels.c_kernel import CKernel, of_launch
@@ -41,14 +43,55 @@ class _Kernel(CKernel):
 
     @functools.cached_property
     def _function(self) -> Any:
+        return self._function_of(None)
+
+    @functools.cached_property
+    def _functions(self) -> dict[tuple[int, ...], Any]:
+        """Returns the functions of launches that get one tensor several times, by the place of each argument among
+        those that differ."""
+        return {}
+
+    def _function_of(self, places: tuple[int, ...] | None) -> Any:
         def launch(count: int, *leaves: Any) -> None:
             sizes, arguments = leaves[:count], leaves[count:]
+            if places is not None:
+                arguments = tuple(arguments[place] for place in places)
             for argument in arguments:
                 if isinstance(argument, torch.Tensor):
                     argument.stride()  # a caller may have passed the strides: the kernel gets the tensor as it lies
             self.traced(of_launch(sizes), arguments)
 
         return JitFunction(launch, self.text.language, name=self.name)
+
+    @functools.cached_property
+    def _updates_another(self) -> Any:
+        """Returns a function of the arguments: whether a tensor that is written is also another of them."""
+        parameters = self.definition.parameters
+        pairs = [
+            f"arguments[{one}] is arguments[{other}]"
+            for (one, first), (other, second) in itertools.combinations(enumerate(parameters), 2)
+            if first.is_pointer and second.is_pointer and not (first.is_const and second.is_const)
+        ]
+        line = f"return len(arguments) == {len(parameters)} and ({' or '.join(pairs) or False})"
+        return PythonFunction("updates_another", ["arguments"], [line]).define(f"arguments of {self.name}", {})
+
+    def _call(self, flat: Sequence[Any], arguments: Sequence[Any]) -> None:
+        """Calls the function of a launch; one that gets a tensor several times updates it in place."""
+        if not self._updates_another(arguments):
+            self._function(len(flat), *flat, *arguments)
+            return
+        own: dict[int, int] = {}
+        distinct: list[Any] = []
+        places = []
+        for argument in arguments:
+            place = own.get(id(argument)) if isinstance(argument, torch.Tensor) else None
+            if place is None:
+                place = own[id(argument)] = len(distinct)
+                distinct.append(argument)
+            places.append(place)
+        if tuple(places) not in self._functions:
+            self._functions[tuple(places)] = self._function_of(tuple(places))
+        self._functions[tuple(places)](len(flat), *flat, *distinct)
 
     def _launch(self, sizes: Sequence[Any], arguments: Sequence[Any]) -> None:
         """Launches it on ``arguments``.
@@ -63,7 +106,7 @@ class _Kernel(CKernel):
             if self._is_guarded:
                 self._launch_guarded(flat, arguments)
             else:
-                self._function(len(flat), *flat, *arguments)
+                self._call(flat, arguments)
         except JitgenError:
             self._check_devices(arguments)
             raise
@@ -91,7 +134,7 @@ class _Kernel(CKernel):
             key: zones[tensor.device].empty(tensor.shape, tensor.stride(), tensor.dtype).copy_(tensor)
             for key, tensor in written.items()
         }
-        self._function(len(flat), *flat, *(copies.get(id(argument), argument) for argument in arguments))
+        self._call(flat, [copies.get(id(argument), argument) for argument in arguments])
         for own in zones.values():
             own.check(f"{self.name} ({self.where()})")
         for key, tensor in written.items():

@@ -41,5 +41,5 @@ class Zones:
                 changed = torch.nonzero(zone != PATTERN)
                 if len(changed):
                     first = int(changed[0])
-                    distance = BYTES - first if where == "before" else first
-                    raise JitgenError(f"{kernel} has written {distance} bytes {where} a tensor of {own} bytes")
+                    byte = first - BYTES if where == "before" else own + first
+                    raise JitgenError(f"{kernel} has written to byte {byte} of a tensor of {own} bytes, {where} it")

@@ -333,7 +333,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoints": {"errors", "spec", "quant", "progress"},
     "huggingface": {"errors", "quant", "call"},
     "integrations": {"errors", "quant", "call"},
-    "models": {"call", "console", "errors", "ir", "runtime", "settings", "spec", "trace"},
+    "models": {"call", "console", "errors", "ir", "quant", "runtime", "settings", "spec", "trace"},
     "gradients": {"errors", "spec", "ir", "trace"},
     "codegen": {"errors", "settings", "spec", "ir", "_data", "_version"},
     "kernel": {"errors", "spec", "device", "ir", "codegen", "_version"},

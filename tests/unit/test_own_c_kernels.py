@@ -58,6 +58,24 @@ def test_what_is_around_a_kernel_is_computed_in_it() -> None:
     assert "own_c_kernels" not in low.source  # no path is in a source
 
 
+@pytest.mark.parametrize("debug", [0, 5])
+def test_a_call_by_itself_updates_a_tensor_that_it_gets_twice(debug: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_DEBUG", str(debug))
+    kernel = jitgen.cpp_kernel(ADD, "add")
+    for size in (3, 3, 70):
+        x, y = torch.randn(2, size)
+        right = x + y
+        kernel(x, y, x, size)
+        assert torch.equal(x, right)
+        kernel(y, y, x, size)
+        assert torch.equal(x, y + y)
+        kernel(y, y, y, size)
+        assert torch.equal(x, y)
+    if not debug:
+        with pytest.raises(jitgen.JitgenError, match="shares memory"):
+            kernel(x, y, x[:], size)
+
+
 @pytest.mark.parametrize("row", ["0", "(0u)", "int64_t(0)"])
 def test_a_column_that_counts_all_elements(row: str) -> None:
     text = ADD.replace("x[i] + y[i], 0", f"JITGEN_PROLOGUE(x[i], {row}, i) + y[i], {row}")
@@ -192,9 +210,9 @@ def test_a_write_outside_of_a_tensor_is_seen(monkeypatch: pytest.MonkeyPatch) ->
         return out
 
     x, out = torch.randn(9), torch.zeros(9)
-    with pytest.raises(jitgen.JitgenError, match=r"wrong .* has written 0 bytes behind a tensor of 36 bytes"):
+    with pytest.raises(jitgen.JitgenError, match=r"wrong .* has written to byte 36 of a tensor of 36 bytes, behind it"):
         wrong(x, out, 9)
-    with pytest.raises(jitgen.JitgenError, match="has written 0 bytes behind a tensor of 36 bytes"):
+    with pytest.raises(jitgen.JitgenError, match="has written to byte 36 of a tensor of 36 bytes, behind it"):
         function(x)
     wrong(x, out, 8)
     assert torch.equal(out, x[:1].expand(9))
@@ -213,7 +231,7 @@ def test_a_write_outside_of_a_tensor_is_seen(monkeypatch: pytest.MonkeyPatch) ->
         (lambda x: (x, x, x.clone(), x), "n is the number int n in .*, and a tensor"),
         (lambda x: (x, x, x.clone(), None), "n is the number int n in .*, and a NoneType"),
         (lambda x: (x, x, torch.zeros(2, 4).t()[:, :1], 4), "out, which it writes, is not contiguous"),
-        (lambda x: (x, x, x, 4), "shares memory"),
+        (lambda x: (x, x, x[:], 4), "shares memory"),
         (lambda x: (x.to("meta"), x, x.clone(), 4), "const float. x is on meta"),
     ],
 )
