@@ -49,7 +49,7 @@ def _layer_norm(
 def _group_norm(
     input: torch.Tensor, num_groups: int, weight: None = None, bias: None = None, eps: float = 1e-5
 ) -> torch.Tensor:
-    groups = input.reshape(input.shape[0], num_groups, -1)
+    groups = input.reshape(input.shape[0], num_groups, input[:1].numel() // num_groups)
     return _layer_norm(groups, groups.shape[-1:], eps=eps).reshape(input.shape)
 
 

@@ -419,8 +419,12 @@ _ROUND_NOTHING = frozenset(re.findall(r"[.](\w+)\(", " ".join((*EXACT, *GATHERS)
 }
 
 
+_VARIANCES = ("var", "std")
+
+
 class _Perturbed(TorchFunctionMode):
-    """Every floating result of an operation that rounds is off by up to ``size`` of itself."""
+    """Every floating result of an operation that rounds is off by up to ``size`` of itself; a variance by that of the
+    mean, too, which of equal elements is the whole of it."""
 
     def __init__(self, size: float, generator: torch.Generator):
         super().__init__()
@@ -435,6 +439,9 @@ class _Perturbed(TorchFunctionMode):
                 if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and all(tensor.stride()):
                     noise = torch.rand(tensor.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
                     tensor.mul_(1 + self.size * noise.to(tensor.device))
+                    if getattr(func, "__name__", "") in _VARIANCES and args[0].numel():
+                        mean = float(args[0].double().abs().amax()) * self.size
+                        tensor.add_(mean**2 if func.__name__ == "var" else mean)
         return result
 
 

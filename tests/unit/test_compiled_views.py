@@ -179,7 +179,7 @@ def check(
     compiled = torch.compile(function, backend="jitgen", dynamic=dynamic)
     found_layouts, found_values = observed(compiled, make(), grad)
     assert found_layouts == layouts
-    torch.testing.assert_close(found_values, values, rtol=0, atol=0)
+    torch.testing.assert_close(found_values, values, rtol=0, atol=0, equal_nan=True)  # bits of floats may be NaN's
 
 
 def square() -> tuple[list[Tensor], list[Tensor]]:
