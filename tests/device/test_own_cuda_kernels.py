@@ -119,6 +119,33 @@ extern "C" __global__ void half_sum(const {name}* x, {name}* out, int n) {{
     assert len(function.lower(x).kernels) == 1
 
 
+def test_a_column_that_counts_all_elements_and_a_tensor_twice() -> None:
+    text = """
+typedef float real;
+extern "C" __global__ void doubled(const real* x, real* out, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = JITGEN_EPILOGUE(2 * JITGEN_PROLOGUE(x[i], 0, i), 0, i);
+}
+"""
+    kernel = jitgen.cuda_kernel(text, "doubled")
+
+    @jitgen.jit
+    def function(x: Tensor, column: Tensor, bias: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernel[-(-x.numel() // 64), 64](x * column, out, x.numel())
+        return torch.relu(out + bias)
+
+    for rows, columns in ((37, 50), (300, 7), (1, 1000)):
+        x, bias = torch.randn(rows, columns, device="cuda"), torch.randn(columns, device="cuda")
+        column = torch.randn(rows, 1, device="cuda")
+        right = torch.relu(2 * x.double() * column + bias)
+        assert torch.allclose(function(x, column, bias).double(), right, atol=1e-5)
+        assert len(function.lower(x, column, bias).kernels) == 1
+    expected = x * 2
+    kernel[16, 64](x, x, x.numel())
+    assert torch.equal(x, expected)
+
+
 def test_arguments_on_another_device(kernels: dict[str, Any]) -> None:
     x = torch.randn(8, device="cuda")
     with pytest.raises(jitgen.UnsupportedError, match="y is on cpu"):
