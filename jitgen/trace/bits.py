@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import BITS
@@ -26,6 +27,11 @@ def reinterpreted(trace: Trace, node: Node, dtype: str) -> Node:
     """Returns the elements of ``dtype`` that lie in memory where those of ``node`` do, if it is row-major."""
     if node.dtype == dtype:
         return node
+    if node.is_weight:
+        raise UnsupportedError(
+            f"view({DTYPES[dtype]}) of a quantised weight, whose elements are in no memory; dequantise it outside the "
+            "function, or pass its tensors"
+        )
     size, wanted = DTYPES[node.dtype].itemsize, DTYPES[dtype].itemsize
     if size != wanted and not node.shape:
         raise ValueError(f"a tensor without dimensions has no view({DTYPES[dtype]}), of elements of another size")

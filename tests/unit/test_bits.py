@@ -86,6 +86,12 @@ def test_what_the_function_computes_is_rounded_as_it_is_stored() -> None:
     assert (got[1] - want[1]).abs().max() <= 1
 
 
+def test_a_quantised_weight_has_none() -> None:
+    weight = jitgen.quantize(torch.randn(64, 64), "int4", group_size=32)
+    with pytest.raises(UnsupportedError, match="of a quantised weight"):
+        jitgen.jit(lambda x, w: x @ w.view(torch.int8).T)(torch.randn(3, 64), weight)
+
+
 def test_a_power_of_two_by_its_bits() -> None:
     """The scale of the MX formats, as it is written with bits."""
     x = torch.randn(8, 64)
