@@ -78,16 +78,16 @@ class Captures:
     def _read(self) -> list[torch.Tensor] | None:
         if self._autocast and autocast.settings() != self._autocast:  # without it the check of the arguments suffices
             return None
-        found = self._read_all()
-        if found is None:
+        values = self._read_all()
+        if values is None:
             return None
-        for reference, now in zip(self._objects, found, strict=False):
+        for reference, now in zip(self._objects, values, strict=False):
             if now is None or now is not reference():
                 return None
         for read in self._missing:
             if read() is not MISSING:
                 return None
-        return self._checked(found[len(self._objects) :]) if self.captured else []
+        return self._checked(values[len(self._objects) :]) if self.captured else []
 
     def _checked(self, tensors: list[Any]) -> list[torch.Tensor] | None:
         """Returns ``tensors`` if the launch is for captured tensors of their layouts, else None."""

@@ -1,4 +1,4 @@
-"""Edits texts that users wrote: replaces ranges of characters, or nodes of a tree of Python."""
+"""Changes texts that users wrote: replaces ranges of characters, or nodes of a tree of Python."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Positions:
         self.starts = [0, *itertools.accumulate(len(line) + 1 for line in self.lines)]
 
     def start(self, node: Any) -> int:
-        return self._of(node.lineno, node.col_offset)
+        return self._position(node.lineno, node.col_offset)
 
     def end(self, node: Any) -> int:
-        return self._of(node.end_lineno, node.end_col_offset)
+        return self._position(node.end_lineno, node.end_col_offset)
 
     def over(self, node: ast.AST, text: str) -> Edit:
         """Returns the edit that replaces ``node``."""
         return Edit(self.start(node), self.end(node), text)
 
-    def _of(self, line: int, column: int) -> int:
+    def _position(self, line: int, column: int) -> int:
         """Returns the character at ``column``, which a tree counts in bytes, of ``line``, which it counts from 1."""
         return self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
 

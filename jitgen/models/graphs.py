@@ -213,8 +213,8 @@ def _returned(leaf: Any, cache: Any) -> Any:
 
 def _addresses(state: State) -> list[int]:
     """Returns the addresses of all memory of the model: a quantised weight consists of several tensors."""
-    parts = (tensor.tensors if isinstance(tensor, QTensor) else (tensor,) for tensor in state.tensors())
-    return [part.data_ptr() for part in itertools.chain.from_iterable(parts)]
+    stored = (tensor.tensors if isinstance(tensor, QTensor) else (tensor,) for tensor in state.tensors())
+    return [tensor.data_ptr() for tensor in itertools.chain.from_iterable(stored)]
 
 
 def _version(leaf: Any) -> Any:

@@ -119,8 +119,8 @@ FAULTS = {
     "bytes too few": (SPLIT, "bytes = copied * 128 + Shape", "bytes = copied * 112 + Shape", "full.* bytes"),
     "threads of a named barrier": (
         TURNS,
-        "group_arrive<256>(first_barrier +",
-        "group_arrive<128>(first_barrier +",
+        "if (followed) group_arrive<256>(first_barrier +",
+        "if (followed) group_arrive<128>(first_barrier +",
         "threads meet at barrier 4 with counts 256 and 128",
     ),
     "all threads at a named barrier of some": (

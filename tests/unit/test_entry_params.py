@@ -178,6 +178,6 @@ def test_members_follow_operands() -> None:
 
 def test_more_than_a_kernel_may_take_is_refused() -> None:
     members = tuple(Member(None, None, (number,)) for number in range(10000))
-    params = Params(members, tuple(("Index", f"n{number}") for number in range(10000)), (), "", {})
+    params = Params(members, tuple(("Index", f"n{number}") for number in range(10000)), (), "", (), (), {})
     with pytest.raises(UnsupportedError, match="40000 bytes of parameters"):
         params.printed(wide=False)

@@ -173,7 +173,7 @@ def _aliases(tokens: Sequence[Token], kernel: int) -> tuple[tuple[str, str], ...
     """Returns (name, type) of each ``typedef`` and ``using`` whose scope token ``kernel`` is in. One that is under a
     condition of the preprocessor is left out, and so is a name of several types."""
     scopes: list[int] = []
-    found: dict[str, set[str]] = {}
+    spelled: dict[str, set[str]] = {}
     where: dict[str, list[int]] = {}
     conditions = 0
     for number, token in enumerate(tokens[:kernel]):
@@ -190,10 +190,10 @@ def _aliases(tokens: Sequence[Token], kernel: int) -> tuple[tuple[str, str], ...
             if len(words) < 2 or (token.text == "using" and words[1] != "="):
                 continue
             name, type_ = (words[-1], words[:-1]) if token.text == "typedef" else (words[0], words[2:])
-            found.setdefault(name, set()).add("" if conditions else _joined(type_))
+            spelled.setdefault(name, set()).add("" if conditions else _joined(type_))
             where[name] = list(scopes)
-    held = {name: types.pop() for name, types in found.items() if len(types) == 1}
-    return tuple((name, type_) for name, type_ in held.items() if type_ and where[name] == scopes[: len(where[name])])
+    single = {name: types.pop() for name, types in spelled.items() if len(types) == 1}
+    return tuple((name, type_) for name, type_ in single.items() if type_ and where[name] == scopes[: len(where[name])])
 
 
 def _start_of(tokens: Sequence[Token], number: int) -> int:

@@ -1,4 +1,4 @@
-"""Names the types of C++ that are dtypes: what a pointer's elements are, and whether a number is an integer."""
+"""Tells which types of C++ are dtypes: what a pointer's elements are, and whether a number is an integer."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 def _of_slices(values: Sequence[Node], partition: Partition) -> dict[int, list[tuple[_Rows, Store]]]:
     """Returns the stores of those of ``values`` that are computed of slices of scans along the rows, by position; none
     where another of the values needs the scan in memory."""
-    found: dict[int, list[tuple[_Rows, Store]]] = {}
+    sliced: dict[int, list[tuple[_Rows, Store]]] = {}
     scans: dict[int, set[Node]] = {}
     for position, node in enumerate(values):
         if SCAN not in node.kinds or (node.kind is not CAT and not any(_slices_of_scans(node))):
@@ -88,15 +88,15 @@ def _of_slices(values: Sequence[Node], partition: Partition) -> dict[int, list[t
         scans[position] = {one for one in topological([node]) if one.kind is SCAN}
         stores = _stores_of_pieces(position, node, partition)
         if stores is not None:
-            found[position] = stores
+            sliced[position] = stores
     is_stored = partition.temporaries.get
-    left = {scan for position in scans.keys() - found.keys() for scan in scans[position]}
+    left = {scan for position in scans.keys() - sliced.keys() for scan in scans[position]}
     while True:
-        apart = [p for p in found if any(scan in left or is_stored(scan) is not None for scan in scans[p])]
+        apart = [p for p in sliced if any(scan in left or is_stored(scan) is not None for scan in scans[p])]
         if not apart:
-            return found
+            return sliced
         for position in apart:
-            del found[position]
+            del sliced[position]
             left |= scans[position]
 
 
