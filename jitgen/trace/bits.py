@@ -63,9 +63,7 @@ def _taken_apart(trace: Trace, node: Node, dtype: str, count: int) -> Node:
     width = 8 * DTYPES[dtype].itemsize
     word = trace.make("view", (node,), node.dtype, (*node.shape, 1), ("unsqueeze", len(node.shape)))
     pieces = [
-        trace.cast(pointwise(trace, "right_shift", word, width * number), dtype)
-        if number
-        else trace.cast(word, dtype)
+        trace.cast(pointwise(trace, "right_shift", word, width * number), dtype) if number else trace.cast(word, dtype)
         for number in range(count)
     ]
     joined = trace.make("cat", pieces, dtype, (*node.shape, count), (len(node.shape),))
