@@ -116,7 +116,8 @@ def device_function(
     Args:
         reference: the same in torch, of tensors alone. It decides the dtype, and is what is called elsewhere.
         cuda, triton, cpp: an expression over the names of its parameters, in CUDA C++, Triton and C++. Arguments have
-            one dtype, torch's for all of them, and those of 16 bits are float32. In C++ ``T`` is their type.
+            one dtype, torch's for all of them, or the reference's where it makes floats of integers; those of 16
+            bits are float32. In C++ ``T`` is their type.
         derivative: written in torch, of the same arguments: a slope for each. Without it gradients are refused.
 
     Raises:

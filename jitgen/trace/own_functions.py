@@ -1,6 +1,7 @@
 """Traces calls of pointwise functions that users spelled in the dialects (``jitgen.device_function``).
 
-The dtype of a call is that of the reference, which is asked with one element. A derivative is a function of the same
+The dtype of a call is that of the reference, which is asked with a few elements; integers of which it makes floats are
+converted first. A derivative is a function of the same
 arguments, written in torch, which gives a slope for each of them.
 
 Neighbours: ``codegen/own_functions.py`` prints a call; ``call/own_functions.py`` is what users hold.
@@ -79,16 +80,24 @@ class OwnFunction:
     def __repr__(self) -> str:
         return f"<jitgen.device_function {self.attrs.name}({', '.join(self.attrs.parameters)})>"
 
-    def result_of(self, dtypes: Sequence[str]) -> str:
-        """Returns the dtype of a call whose arguments have ``dtypes``."""
+    def result_of(self, dtypes: Sequence[str], rank: int) -> str:
+        """Returns the dtype of a call whose arguments have ``dtypes`` and, together, ``rank`` dimensions."""
+        shape = [2 + dim % 2 for dim in range(rank)]
+        given = ", ".join(dtypes)
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                result = self.reference(*(torch.ones((), dtype=DTYPES[dtype]) for dtype in dtypes))
-            return dtype_name(result.dtype)
+                result = self.reference(*(torch.ones(shape, dtype=DTYPES[dtype]) for dtype in dtypes))
+            dtype, found = dtype_name(result.dtype), list(result.shape)
         except Exception as error:
             raise UnsupportedError(
-                f"the reference of {self.attrs.name} fails for arguments of {', '.join(dtypes)}; convert them: {error}"
+                f"the reference of {self.attrs.name} fails for arguments of {given}; convert them: {error}"
             ) from error
+        if found != shape:
+            raise UnsupportedError(
+                f"the reference of {self.attrs.name} is not pointwise: of arguments {shape} it makes a result {found}; "
+                "leave what sums, moves or chooses elements to the function that calls it"
+            )
+        return dtype
 
     def used(self, trace: Trace, dtypes: Sequence[str]) -> None:
         """Hears of each call that is traced."""
@@ -110,9 +119,11 @@ def traced(trace: Trace, function: OwnFunction, *arguments: Any) -> Node:
     if len(arguments) != len(attrs.parameters):
         raise TypeError(f"{attrs.name} takes {', '.join(attrs.parameters)}, and {len(arguments)} arguments are given")
     dtype = result_dtype(*arguments)
-    result = function.result_of([dtype] * len(arguments))
     shape = broadcast_shapes(trace, *(value.shape for value in arguments if isinstance(value, Node)))
-    operands = [expand(trace, operand(trace, value, dtype), shape) for value in arguments]
+    result = function.result_of([dtype] * len(arguments), len(shape))
+    # Of integers a quotient, say, is one of floats, as in torch; in a dialect it would be an integer.
+    is_float = DTYPES[result].is_floating_point and not DTYPES[dtype].is_floating_point
+    operands = [expand(trace, operand(trace, value, result if is_float else dtype), shape) for value in arguments]
     node: Node = trace.make(OWN.name, operands, result, shape, tuple(attrs))
     function.used(trace, [dtype] * len(arguments))
     derivative = function.derivative

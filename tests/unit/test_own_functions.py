@@ -49,6 +49,30 @@ def test_of_integers_it_computes_in_integers() -> None:
     assert torch.equal(found, torch.minimum(n, most) + 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.bool])
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_of_integers_it_computes_the_floats_of_its_reference(
+    dtype: torch.dtype, debug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITGEN_DEBUG", debug)
+    ratio = jitgen.device_function(
+        lambda x, y: x / (1 + y * y), cpp="x / (T(1) + y * y)", derivative=lambda x, y: (1 / (1 + y * y), 0)
+    )
+    x, y = torch.randint(-9, 9, (3, 7)).to(dtype), torch.randint(-9, 9, (7,)).to(dtype)
+    for x_, y_ in ((x, y), (x[0, 0], y[0]), (x[:0], y), (x, 3)):
+        found = jitgen.jit(lambda x, y: ratio(x, y))(x_, y_)
+        expected = x_.double() / (1 + torch.as_tensor(y_).double() ** 2)
+        assert found.dtype is torch.float32
+        assert torch.allclose(found.double(), expected, rtol=2**-22)
+
+
+def test_a_reference_that_is_not_pointwise_is_refused() -> None:
+    for reference in (lambda x: x.sum(-1), lambda x: x.t(), lambda x: x[:1], lambda x: x.mean(), lambda x: x[None]):
+        own = jitgen.device_function(reference, cpp="x")
+        with pytest.raises(UnsupportedError, match=r"is not pointwise: of arguments \[2, 3\] it makes a result"):
+            jitgen.jit(lambda x: own(x) + 1)(torch.randn(4, 4))  # noqa: B023
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_it_is_compiled_into_kernels_of_a_gpu(backend: str) -> None:
     pytest.importorskip("triton" if backend == "triton" else "cuda.bindings")
