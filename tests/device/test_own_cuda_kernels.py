@@ -119,13 +119,14 @@ extern "C" __global__ void half_sum(const {name}* x, {name}* out, int n) {{
     assert len(function.lower(x).kernels) == 1
 
 
-def test_a_column_that_counts_all_elements_and_a_tensor_twice() -> None:
-    text = """
+@pytest.mark.parametrize("place", ["0, i", "first, i", "i, 0", "i % 7, i / 7"])
+def test_a_hook_that_counts_in_any_way_and_a_tensor_twice(place: str) -> None:
+    text = f"""
 typedef float real;
-extern "C" __global__ void doubled(const real* x, real* out, int n) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) out[i] = JITGEN_EPILOGUE(2 * JITGEN_PROLOGUE(x[i], 0, i), 0, i);
-}
+extern "C" __global__ void doubled(const real* x, real* out, int n) {{
+  const int first = 0, i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = JITGEN_EPILOGUE(2 * JITGEN_PROLOGUE(x[i], {place}), {place});
+}}
 """
     kernel = jitgen.cuda_kernel(text, "doubled")
 

@@ -32,7 +32,10 @@ static_assert(
 
 template <class Element>
 JITGEN_DEVICE Element prologue0(const Params& params, Index at, Index row, Index column) {
-  const Index i0 = row, i1 = column;
+  const int32_t guess = row;
+  const int64_t after = at - int64_t(guess) * params.m0;
+  const bool is_in_row = after >= 0 && after < params.m0;
+  const Index i0 = is_in_row ? guess : at / params.m0, i1 = is_in_row ? Index(after) : at % params.m0;
   const float v0 = jitgen::load(params.input.pointer[at]);
   const float v1 = jitgen::load(params.input_2.pointer[i0]);
   const float v2 = v0 * v1;
@@ -64,6 +67,6 @@ __device__ __forceinline__ void  column_sums(const jitgen_launch::Params& jitgen
   jitgen_launch::epilogue1(jitgen_params, column, (T)(sum), 0, column);
 }
 
-extern "C" __global__ void __launch_bounds__(256) jitgen_launch_column_sums_0ffdd719(const __grid_constant__ jitgen_launch::Params params) {
+extern "C" __global__ void __launch_bounds__(256) jitgen_launch_column_sums_41f8dac4(const __grid_constant__ jitgen_launch::Params params) {
   column_sums<float>(params, jitgen_launch::Pointer{params.input.pointer}, jitgen_launch::Pointer{params.result.pointer}, params.n0, params.n1);
 }

@@ -37,7 +37,10 @@ JITGEN_INLINE Element prologue0(const Params& params, Index at, Index row, Index
 
 template <class Element>
 JITGEN_INLINE void epilogue1(const Params& params, Index at, Element element, Index row, Index column) {
-  const Index i0 = row, i1 = column;
+  const int32_t guess = row;
+  const int64_t after = at - int64_t(guess) * params.m0;
+  const bool is_in_row = after >= 0 && after < params.m0;
+  const Index i0 = is_in_row ? guess : at / params.m0, i1 = is_in_row ? Index(after) : at % params.m0;
   const float v0 = jitgen::load(jitgen_launch::bits_as<float>(element));
   const float v1 = jitgen::load(params.input_2_pointer[i1]);
   const float v2 = jitgen::sigmoid(v1);
@@ -69,5 +72,5 @@ void jitgen_launch::Params::run() const {
 }
 
 namespace jitgen_launch {
-JITGEN_ENTRY(jitgen_launch_running_means_ed7c002b)
+JITGEN_ENTRY(jitgen_launch_running_means_bce90652)
 }  // namespace jitgen_launch

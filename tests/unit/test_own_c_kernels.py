@@ -76,23 +76,68 @@ def test_a_call_by_itself_updates_a_tensor_that_it_gets_twice(debug: int, monkey
             kernel(x, y, x[:], size)
 
 
-@pytest.mark.parametrize("row", ["0", "(0u)", "int64_t(0)"])
-def test_a_column_that_counts_all_elements(row: str) -> None:
-    text = ADD.replace("x[i] + y[i], 0", f"JITGEN_PROLOGUE(x[i], {row}, i) + y[i], {row}")
-    kernel = jitgen.cpp_kernel(text, "add")
+COUNTED = """
+#include <cstdint>
+#define ROW 0
+{head}
+  const int row = 0;
+  {each} {{
+    const float loaded = JITGEN_PROLOGUE(x[i], {place});
+    out[i] = JITGEN_EPILOGUE(loaded + y[i], {place});
+  }}
+}}
+"""
+ARGUMENTS = "const float* x, const float* y, float* out, int64_t n, int64_t columns"
+PLACES = {
+    "constant": "0, i",
+    "local": "row, i",
+    "macro": "ROW, i",
+    "cast": "static_cast<int>(0), i",
+    "braces": "std::int64_t{0}, i",
+    "bool": "false, i",
+    "mirror": "i, 0",
+    "columns": "i % columns, i / columns",
+    "nonsense": "-i, int64_t(1) << 62",
+    "wide": "i / columns + (int64_t(1) << 32), i % columns",
+    "matrix": "i / columns, i % columns",
+}
 
-    @jitgen.jit
+
+def _around(kernel: Any) -> Any:
     def function(x: Tensor, y: Tensor, column: Tensor, bias: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        kernel(x * column, y, out, x.numel())
+        kernel(x * column, y, out, x.numel(), x.shape[-1])
         return out * column + bias
 
-    for sizes in ((7, 5), (3, 4, 5), (1, 9)):
-        x, y = torch.randn(2, *sizes)
-        column, bias = torch.randn(*sizes[:-1], 1), torch.randn(sizes[-1])
-        right = (x.double() * column + y) * column + bias
-        assert torch.allclose(function(x, y, column, bias).double(), right, atol=1e-5)
-        assert len(function.lower(x, y, column, bias).kernels) == 1
+    return function
+
+
+def _around_arguments(sizes: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
+    x, y = torch.randn(2, *sizes)
+    column, bias = torch.randn(*sizes[:-1], 1), torch.randn(sizes[-1])
+    return [x, y, column, bias], (x.double() * column + y) * column + bias
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_hook_may_count_in_any_way(place: str) -> None:
+    head = f"void add({ARGUMENTS}) {{"
+    each = "for (int64_t i = 0; i < n; ++i)"
+    kernel = jitgen.cpp_kernel(COUNTED.format(head=head, each=each, place=PLACES[place]), "add")
+    function = jitgen.jit(_around(kernel))
+    for sizes in ((2, 3), (7, 5), (3, 4, 5), (1, 9), (9, 1)):
+        arguments, right = _around_arguments(sizes)
+        assert torch.allclose(function(*arguments).double(), right, atol=1e-5)
+        assert len(function.lower(*arguments).kernels) == 1
+
+
+def test_a_hook_may_count_in_any_way_in_cuda_on_the_host() -> None:
+    each = "const int64_t i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n)"
+    for place in PLACES.values():
+        head = f"__global__ void add({ARGUMENTS}) {{"
+        kernel = jitgen.cuda_kernel(COUNTED.format(head=head, each=each, place=place), "add")
+        function = _around(kernel[2, 32])
+        arguments, right = _around_arguments((7, 5))
+        assert torch.allclose(run(function, *arguments)[0].double(), right, atol=1e-5), place
 
 
 @pytest.mark.parametrize("sizes", [(0,), (1,), (3, 5), (2, 0, 4), (17, 3, 2)])

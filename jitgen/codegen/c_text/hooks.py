@@ -2,7 +2,7 @@
 
 A *hook* is where a rule may be spliced: ``JITGEN_PROLOGUE(x[i], row, column)`` in place of a load, and
 ``out[i] = JITGEN_EPILOGUE(value, row, column);``, a store. Without a rule either macro is its first argument. The
-column counts along the tensor's last dimension, the row along all others.
+index alone says which element it is; the row is a guess at where in the tensor that lies.
 
 Neighbours: ``families/launch/hooks.py`` rewrites the text.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from jitgen.codegen.c_text.definition import Definition
 from jitgen.codegen.c_text.tokens import CONTINUED, Token, closing_of, is_qualified, spelled, split_at_commas, tokens_of
-from jitgen.codegen.c_text.types import NUMBERS, dtypes_of
+from jitgen.codegen.c_text.types import dtypes_of
 
 PROLOGUE, EPILOGUE = "JITGEN_PROLOGUE", "JITGEN_EPILOGUE"
 
@@ -32,7 +32,6 @@ class Hook:
         index: where the element's index begins and ends.
         value: where the first argument begins and ends.
         rest: behind the comma that follows it.
-        has_row: whether its row is no constant; with one, as in ``(x[i], 0, i)``, the column counts all elements.
     """
 
     parameter: str
@@ -41,7 +40,6 @@ class Hook:
     index: tuple[int, int]
     value: tuple[int, int]
     rest: int
-    has_row: bool
 
 
 @functools.lru_cache(64)
@@ -129,8 +127,7 @@ def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[H
         if len(split_at_commas(index)) != 1 or any(_changes(piece, macros) for piece in (index, *arguments[1:])):
             refuse(name, token, "the index, the row or the column of a hook changes a variable")
         of_index, of_value = ((piece[0].start, piece[-1].end) for piece in (index or element, value))
-        has_row = any(other.kind == "name" and other.text not in NUMBERS for other in arguments[1])
-        hooks.append(Hook(name, token.text, start, of_index, of_value, body[number + 2 + len(value)].end, has_row))
+        hooks.append(Hook(name, token.text, start, of_index, of_value, body[number + 2 + len(value)].end))
     for number, token in enumerate(body):
         is_used = token.text in pointers and token.kind == "name" and token.start not in explained
         if is_used and not is_qualified(body, number):

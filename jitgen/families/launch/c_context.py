@@ -11,7 +11,6 @@ from typing import Any
 
 from jitgen.codegen.c_text.definition import definition_of
 from jitgen.codegen.c_text.files import includes_of, location_of
-from jitgen.codegen.c_text.hooks import hooks_of
 from jitgen.codegen.cpp import CPP
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
@@ -68,9 +67,8 @@ def render(
         spelled = {name: f"params.{own_name}" for name, own_name in params.spelled.items()}
         context = {"params": params.packed}
     listed = [*((False, rule) for rule in own.loads), *((True, rule) for rule in own.stores)]
-    flat = {hook.parameter for hook in hooks_of(definition)[0] if not hook.has_row}
     rules = [
-        _rule(rule, is_store, rule_layout, body, dialect, spelled, parameter_of(own.attrs, rule.number) in flat)
+        _rule(rule, is_store, rule_layout, body, dialect, spelled)
         for (is_store, rule), rule_layout in zip(listed, layout.rules, strict=True)
     ]
     edits = hooks.as_function(definition) if is_cuda else []
@@ -132,13 +130,8 @@ def _rule(
     body: Body,
     dialect: Dialect,
     spelled: dict[str, str],
-    is_flat: bool,
 ) -> dict[str, Any]:
-    """Presents the function of a rule, which gets an element's index, row and column.
-
-    Args:
-        is_flat: whether the column counts all elements.
-    """
+    """Presents the function of a rule, which gets an element's index, row and column."""
     text = printed(rule.instructions, dialect, coarse=body.coarse)
     operands = dict(zip(rule.operands, range(len(rule.operands)), strict=True))
     loads, stores, uses_dims = [], [], False
@@ -170,7 +163,7 @@ def _rule(
     return {
         "name": f"{'epilogue' if is_store else 'prologue'}{rule.number}",
         "is_store": is_store,
-        "dims": _dims(layout, spelled, is_flat) if uses_dims else [],
+        "dims": _dims(layout, spelled) if uses_dims else [],
         "scalars": locals_,
         "loads": loads,
         "lines": list(text.lines.values()),
@@ -180,10 +173,19 @@ def _rule(
     }
 
 
-def _dims(layout: RuleLayout, spelled: dict[str, str], is_flat: bool) -> list[str]:
-    """Returns the lines that compute the coordinate of each dimension."""
-    if layout.is_matrix and not is_flat:
-        return ["const Index i0 = row, i1 = column;"]
+def _dims(layout: RuleLayout, spelled: dict[str, str]) -> list[str]:
+    """Returns the lines that compute the coordinate of each dimension of the element's index.
+
+    In a matrix the hook's row saves a division where the element lies in it; kernels may count in another way.
+    """
+    if layout.is_matrix:
+        size = spelled[f"m{layout.sizes[0]}"]
+        return [
+            "const int32_t guess = row;",
+            f"const int64_t after = at - int64_t(guess) * {size};",
+            f"const bool is_in_row = after >= 0 && after < {size};",
+            f"const Index i0 = is_in_row ? guess : at / {size}, i1 = is_in_row ? Index(after) : at % {size};",
+        ]
     lines = ["Index rest = at;"] if layout.sizes else []
     for dim in range(len(layout.sizes), 0, -1):
         size = spelled[f"m{layout.sizes[dim - 1]}"]

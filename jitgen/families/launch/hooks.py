@@ -3,7 +3,8 @@
 ``JITGEN_PROLOGUE(x[i], row, column)`` becomes a call of a generated function, which computes what would be loaded; the
 statement ``out[i] = JITGEN_EPILOGUE(value, row, column);`` becomes a call of one that stores what follows the kernel.
 Both get the struct with everything that the entry takes, which is a further parameter of the kernel's function, the
-element's own index, and the row and the column, of which the coordinates in a matrix follow without a division.
+element's own index, of which its coordinates follow, and the row and the column: in a matrix a right row saves the
+division.
 
 Neighbours: ``c_context.py`` prints the functions; ``splices.py`` is the same for Triton.
 """

@@ -40,7 +40,7 @@ class RuleLayout:
 
     Attributes:
         sizes: for each dimension after the first the integer ``m<number>``.
-        is_matrix: whether the dimensions are the row and the column of a hook, in C++.
+        is_matrix: whether the dimensions may be the row and the column of a hook, in C++, with products in 64 bits.
         strides: for each operand of the rule and each dimension the number 0 or 1, or -1 - the integer's number.
         flat: the operands that lie as the tensor does.
         first: for each operand, the integer that an index begins with; None for tensors.
@@ -174,7 +174,7 @@ def _rule_layout(
     )
     first = tuple(integer(views[o].offset) if body.operands[o].buffer is None else None for o in operands)
     columns = int(symbols.evaluate(rule.columns, environment))
-    is_matrix = not is_triton and len(merged) == 2 and merged[1][0] == columns
+    is_matrix = not is_triton and len(merged) == 2 and merged[1][0] == columns < NARROW
     return RuleLayout(listed, tuple(along), flat, first, is_matrix)
 
 
