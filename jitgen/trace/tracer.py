@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from jitgen import settings
 from jitgen.errors import JitgenError, RequiresGrad, TraceError, UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.attributes import ROUNDED
+from jitgen.ir.attributes import CONTIGUOUS, ROUNDED
 from jitgen.ir.custom_gradients import DETACHED, UNTRACKED_CONTIGUOUS, UNTRACKED_VIEW
 from jitgen.ir.graph import Builder, InputSpec, Node, Shape, input_shape
 from jitgen.ir.nodes import CAST, CONST, INPUT, VIEW
@@ -268,7 +268,7 @@ class Trace:
                     note_copies(proxies, pytree.tree_leaves(left))
                 return reshaped(self, first, left, name) if row.reshapes else left
             made = self._leave(self._unaliased(result))
-            if name.rpartition(".")[2] in _ROW_MAJOR:
+            if name.rpartition(".")[2] in _ROW_MAJOR or (isinstance(result, Node) and result.attrs == CONTIGUOUS):
                 made.memory.is_row_major = True
             if name.rpartition(".")[2] in _UNSET:
                 made.memory.is_unset = True
@@ -556,6 +556,8 @@ class Trace:
             raise UnsupportedError(self._refused_weight("the return"))
         if self._is_view_of_updated(proxy):
             return self._another(node) if node is proxy.memory.base else node
+        if filled and proxy.memory.is_row_major and node is proxy.memory.base:  # an update leaves its strides
+            node = self.make("cast", (node,), node.dtype, node.shape, CONTIGUOUS)
         is_updated = self.new_values.inputs_of(node) or self.new_values.inputs_of(node.under_views)
         if is_updated or memory_of(node).kind is INPUT or node in self._returned_nodes:
             node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))

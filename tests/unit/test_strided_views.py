@@ -193,3 +193,30 @@ def test_a_view_of_what_contiguous_copies_has_its_gradient() -> None:
     jitgen.jit(function)(ours).sum().backward()
     function(theirs).sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous()
+
+
+def _cloned(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _zeros(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(4, 5)
+
+
+@pytest.mark.parametrize("make", [_contiguous, _cloned, _zeros])
+def test_an_updated_tensor_keeps_its_strides(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A tensor that is contiguous stays so under updates, whatever the strides of what is written."""
+
+    def updated(x: torch.Tensor) -> torch.Tensor:
+        y = make(x)
+        y.add_(x * 2)
+        return y
+
+    for x in (torch.randn(5, 4).t(), torch.randn(4, 10)[:, ::2]):
+        result, expected = jitgen.jit(updated)(x), updated(x.clone())
+        assert result.stride() == (5, 1)
+        torch.testing.assert_close(result, expected)
