@@ -1,4 +1,4 @@
-"""Makes tensors of random bits, and compares them by bits."""
+"""Makes tensors of random bits and of every word, and compares tensors by bits."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import torch
 
 
 def tensor(dtype: torch.dtype, columns: int = 32) -> torch.Tensor:
-    """Returns three rows of random bits, ``columns`` bytes each; no NaN, whose bits a narrow float does not keep."""
+    """Returns three rows of random bits, ``columns`` bytes each."""
     x = torch.randint(0, 256, (3, columns), dtype=torch.uint8)
-    if dtype == torch.bool:
-        return (x % 2).bool()
-    x = x.view(dtype)
-    if dtype.is_floating_point:
-        x.view(torch.uint8).view(3, -1, dtype.itemsize)[x.isnan()] = 0
-    return x
+    return (x % 2).bool() if dtype == torch.bool else x.view(dtype)
+
+
+def words(dtype: torch.dtype) -> torch.Tensor:
+    """Returns every number of ``dtype``, which has 16 or 8 bits, and every NaN, as rows of whole words of 64 bits."""
+    numbers = torch.arange(256**dtype.itemsize)
+    return numbers.to(torch.int16 if dtype.itemsize == 2 else torch.uint8).view(dtype).view(8, -1)
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Returns whether two tensors have the same bits, but for those of a NaN."""
+    """Returns whether two tensors have the same bits, those of NaN too."""
     if got.dtype != want.dtype or got.shape != want.shape:
         return False
-    if want.dtype.is_floating_point:
-        got, want = got.double(), want.double()
-        return torch.equal(got.isnan(), want.isnan()) and same_bits(got.nan_to_num(), want.nan_to_num())
-    return torch.equal(got, want)
-
-
-def same_bits(got: torch.Tensor, want: torch.Tensor) -> bool:
-    return torch.equal(got.view(torch.int64), want.view(torch.int64))
+    return torch.equal(*(x.contiguous().view(-1).view(torch.uint8) for x in (got, want)))

@@ -87,16 +87,17 @@ class BodyBuilder:
         for store in region.stores:
             for source in store.sources:
                 self._note_what_is_seen(source)
-        values = [self.value(store.value) for store in region.stores if not store.is_update]
-        for store, value in zip(region.stores, values, strict=not region.is_update):
+        stored = [(store, stored_of(store.value)) for store in region.stores if not store.is_update]
+        values = [self.value(node) for _, node in stored]
+        for (store, node), value in zip(stored, values, strict=True):
             buffer = result_buffer[store.result]
             row = bool(self._row_dims) and store.value.shape != region.shape
             row = row and all(store.value.shape[dim] == 1 for dim in self._row_dims)  # else equal to it, by a guard
             operand = Operand(
-                "store", buffer, store.value.dtype, self.buffers[buffer], store.movements, None, row, 0, store.within
+                "store", buffer, node.dtype, self.buffers[buffer], store.movements, None, row, 0, store.within
             )
             self.operands.append(operand)
-            dtype = compute_dtype(store.value.dtype)
+            dtype = compute_dtype(node.dtype)
             value = self._before_rounding(value, operand.dtype)
             ends = tuple(map(self._size, store.within or ()))
             self._emit(Instruction("store", (value, *ends), dtype, len(self.operands) - 1, store.value.location))
@@ -148,6 +149,7 @@ class BodyBuilder:
 
     def _awaited(self, node: Node) -> Sequence[Node]:
         """Lists the nodes whose instructions come before that of ``node``."""
+        node = _word(node) or node
         return () if _is_leaf(node) and not _is_row_value(node) else node.inputs[node.kind is GATHER :]
 
     def _lower(self, node: Node) -> int:
@@ -171,10 +173,11 @@ class BodyBuilder:
             return total if accumulator == dtype else self._emit(Instruction("cast", (total,), dtype))
         if node.kind is CONVOLVE:
             return self._convolution(node, dtype)
-        if _is_leaf(node):
-            return self._leaf(node, dtype)
-        if node.kind is GATHER:
-            return self._gather(node, dtype)
+        read = _word(node) or node
+        if _is_leaf(read):
+            return self._leaf(read, node.dtype)
+        if read.kind is GATHER:
+            return self._gather(read, node.dtype)
         arguments = tuple(self._positions[id(child)] for child in node.inputs)
         if node.kind is SORT:
             what, dim, descending, start = node.attrs
@@ -297,31 +300,35 @@ class BodyBuilder:
         sources: Sequence[Node] = (node, *store.indices)
         if node.kind is SCATTER:
             sources, kind = node.inputs[1:], node.attrs.kind
+        if kind == "set":
+            sources = (stored_of(sources[0]), *sources[1:])
+        dtype = sources[0].dtype if kind == "set" else node.dtype
         arguments = tuple(self.value(source) for source in sources)
         shape = self.buffers[buffer]
-        self.operands.append(Operand("store", buffer, node.dtype, shape, store.movements, gathered=len(sources) - 1))
+        self.operands.append(Operand("store", buffer, dtype, shape, store.movements, gathered=len(sources) - 1))
         attr = (len(self.operands) - 1, kind)
-        self._emit(Instruction("scatter", arguments, compute_dtype(node.dtype), attr, node.location))
+        self._emit(Instruction("scatter", arguments, compute_dtype(dtype), attr, node.location))
 
     def _gather(self, node: Node, dtype: str) -> int:
         source, *indices = node.inputs
         base, movements = source.under_views, source.movements
         movements = (*movements, *to_iteration_space(source.shape, node.shape, node.attrs))
         row = bool(self._row_dims) and not varies(node, self._row_dims)
-        operand = Operand(self._chosen, base.attrs.number, node.dtype, base.shape, movements, None, row, len(indices))
+        operand = Operand(self._chosen, base.attrs.number, dtype, base.shape, movements, None, row, len(indices))
         if operand not in self.operands:
             self.operands.append(operand)
         arguments = tuple(self._positions[id(index)] for index in indices)
-        return self._emit(Instruction("gather", arguments, dtype, self.operands.index(operand), node.location))
+        number = self.operands.index(operand)
+        return self._emit(Instruction("gather", arguments, compute_dtype(dtype), number, node.location))
 
     def _leaf(self, node: Node, dtype: str) -> int:
         base, movements = node.under_views, node.movements
         movements = _in_one_spelling(base.shape, movements)
         row = bool(self._row_dims) and not varies(node, self._row_dims)
         if base.kind is INPUT:
-            operand = Operand(self._load, base.attrs.number, node.dtype, base.shape, movements, None, row)
+            operand = Operand(self._load, base.attrs.number, dtype, base.shape, movements, None, row)
         elif base.kind is IOTA:
-            operand = Operand(self._iota, None, node.dtype, base.shape, movements, base.attrs.dim, row)
+            operand = Operand(self._iota, None, dtype, base.shape, movements, base.attrs.dim, row)
         elif base.kind.is_number:
             return self.value(base)
         else:
@@ -329,7 +336,7 @@ class BodyBuilder:
         if operand not in self.operands:
             self.operands.append(operand)
         read = "iota" if base.kind is IOTA else "load"
-        return self._emit(Instruction(read, (), dtype, self.operands.index(operand)))
+        return self._emit(Instruction(read, (), compute_dtype(dtype), self.operands.index(operand)))
 
     def _scalar(self, value: Scalar, dtype: str) -> int:
         """Returns a run-time scalar. A float is passed in its compute dtype; any other is an int64 that the kernel
@@ -412,6 +419,28 @@ class BodyBuilder:
                 return False
             stack.extend(instruction.args)
         return True
+
+
+def stored_of(value: Node) -> Node:
+    """Returns what a store of ``value`` stores: of a narrow float that is made of bits, these."""
+    node = _without_copies(value)
+    return node.inputs[0] if node.kind is BITS and node.dtype in NARROW else value
+
+
+def _without_copies(node: Node) -> Node:
+    """Returns what ``node`` is a copy of, if it is one: a conversion to the dtype that is there."""
+    while node.kind is CAST and node.inputs[0].dtype == node.dtype:
+        node = node.inputs[0]
+    return node
+
+
+def _word(node: Node) -> Node | None:
+    """Returns the narrow float that is read from memory if ``node`` is the bits of one, else None. They are loaded as
+    an integer: a conversion to float32 and back would change those of a NaN."""
+    if node.kind is not BITS or node.inputs[0].dtype not in NARROW:
+        return None
+    source = _without_copies(node.inputs[0])
+    return source if source.is_in_memory or source.kind is GATHER else None
 
 
 def _is_row_value(node: Node) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.symbols import Expr
-from jitgen.spec import GROUPS
+from jitgen.spec import BITS_OF, GROUPS
 
 
 def plain(value: Any, written: Callable[[Expr], str] = str) -> Any:
@@ -184,7 +184,8 @@ class Program:
             for operand in (operand for body in kernel.bodies for operand in body.operands):
                 if operand.kind == "store" and operand.buffer is not None:
                     wanted = buffers[operand.buffer].dtype
-                    assert operand.dtype == wanted, f"{kernel.name} stores {operand.dtype} in a buffer of {wanted}"
+                    fits = operand.dtype in (wanted, BITS_OF.get(wanted))
+                    assert fits, f"{kernel.name} stores {operand.dtype} in a buffer of {wanted}"
 
     @property
     def returns_temporaries(self) -> bool:

@@ -110,7 +110,8 @@ def _argument(kind: str, value: Any) -> Any:
     if kind.startswith("*"):
         import torch
 
-        return value.view(torch.uint8) if value.dtype.is_floating_point and value.element_size() == 1 else value
+        word = {"*u8": torch.uint8, "*i16": torch.int16}.get(kind)  # a narrow float is perhaps read or written as bits
+        return value if word is None or not value.dtype.is_floating_point else value.view(word)
     import numpy
     import triton.language as tl
 
@@ -210,15 +211,24 @@ def _torch_conversions() -> Iterator[None]:
 def _without_waste() -> Iterator[None]:
     """Drops what takes the interpreter a third of its time and changes nothing: it checks 32-bit integers for
     overflow and asserts nothing unless it debugs, and it replaces Triton's language again at each call of a device
-    function."""
+    function. What it replaces there it never restores, so that Triton would compile nothing afterwards: the kernel's
+    own restoration restores all, the latest first."""
     from triton.runtime import interpreter
 
     builder, patch, patched = interpreter.interpreter_builder, interpreter._patch_lang, set[int]()
+    replacements: list[Any] = []
 
     def patch_once(function: Any) -> Any:
         seen = id(function.__globals__) in patched
         patched.add(id(function.__globals__))
-        return None if seen else patch(function)
+        replacement = None if seen else patch(function)
+        if replacement is not None:  # some versions of Triton restore nothing at all
+            replacements.append(replacement)
+        return types.SimpleNamespace(restore=restore)
+
+    def restore() -> None:
+        while replacements:
+            replacements.pop().restore()
 
     options = builder.options
     builder.options = replace(options, sanitize_overflow=options.debug)

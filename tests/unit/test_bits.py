@@ -9,8 +9,9 @@ import torch
 
 import jitgen
 from jitgen.errors import UnsupportedError
-from jitgen.spec import DTYPES
-from tests.bits import same, tensor
+from jitgen.ir.rounding import NARROW
+from jitgen.spec import BITS_OF, DTYPES
+from tests.bits import same, tensor, words
 
 BACKENDS = ("cpp", "triton")
 
@@ -29,6 +30,47 @@ def test_every_dtype_as_every_other(backend: str, source: str) -> None:
     results = jitgen.jit(lambda x: [x.view(dtype).clone() for dtype in others], backend=backend)(x)
     for result, dtype in zip(results, others, strict=True):
         assert same(result, x.view(dtype)), dtype
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+def test_every_word_of_a_narrow_float(backend: str, narrow: str) -> None:
+    """What is read from memory and what is stored keep the bits of a NaN, which may be packed codes."""
+    x = words(DTYPES[narrow])
+    integer, ids = DTYPES[BITS_OF[narrow]], torch.randint(0, len(x), (5,))
+    others = [dtype for dtype in DTYPES.values() if dtype not in (x.dtype, torch.bool)]
+
+    def read(x: torch.Tensor, ids: torch.Tensor) -> Any:
+        codes = x.view(torch.uint8)
+        moved = [x.T.view(integer) + 1, x.T.contiguous().view(integer) + 1, x[2:, ::2].view(integer) + 1]
+        chosen = [x[ids].view(torch.uint8) >> 4, codes[ids] & 15]
+        return [x.view(dtype).clone() for dtype in others] + moved + chosen + [codes >> 4, x.isnan()]
+
+    def stored(*xs: torch.Tensor) -> Any:
+        bits = x.view(integer)
+        made = [y.view(narrow_dtype).clone() for y in xs]
+        return [*made, torch.cat([(bits ^ 1).view(x.dtype), made[0]], 1), (bits ^ 3).view(x.dtype).T.contiguous()]
+
+    narrow_dtype = x.dtype
+    xs = [x.view(dtype) for dtype in others]
+    for function, arguments in ((read, (x, ids)), (stored, xs)):
+        results = jitgen.jit(function, backend=backend)(*arguments)
+        for number, (result, want) in enumerate(zip(results, function(*arguments), strict=True)):
+            assert same(result, want), (function, number)
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+def test_every_word_is_updated(backend: str, narrow: str) -> None:
+    def function(x: torch.Tensor, ids: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.copy_((x.view(integer) ^ 1).view(x.dtype))
+        y[ids] = (x.view(integer) ^ 3).view(x.dtype)
+        return x.view(integer) + 1
+
+    x, integer = words(DTYPES[narrow]), DTYPES[BITS_OF[narrow]]
+    ids = torch.randperm(len(x))
+    ours, theirs = ((x.clone(), ids, torch.zeros_like(x)) for _ in range(2))
+    assert same(jitgen.jit(function, backend=backend)(*ours), function(*theirs))
+    assert same(ours[0], theirs[0])
+    assert same(ours[2], theirs[2])
 
 
 def test_a_byte_is_true_unless_it_is_zero() -> None:
@@ -130,7 +172,7 @@ def test_of_a_captured_tensor() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["cuda", "triton"])
-def test_they_compile_for_a_gpu(dialect: Any) -> None:
+def test_they_compile_for_a_gpu(dialect: Any, own_store: Any) -> None:
     pytest.importorskip("triton" if dialect == "triton" else "cuda.bindings")
 
     def function(x: torch.Tensor) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from jitgen.ir import symbols
 from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
-from jitgen.ir.body_builder import BodyBuilder
+from jitgen.ir.body_builder import BodyBuilder, stored_of
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.launches import DOUBLE, FLOAT, INT, UNSPECIALIZED
 from jitgen.ir.nodes import LAUNCH
@@ -78,10 +78,11 @@ class _RuleBuilder(BodyBuilder):
 
     def store(self, store: Store, buffer: int) -> None:
         """Adds the store of a value of the rule."""
-        value = self._before_rounding(self.value(store.value), store.value.dtype)
-        operand = Operand("store", buffer, store.value.dtype, self.buffers[buffer])
+        node = stored_of(store.value)
+        value = self._before_rounding(self.value(node), node.dtype)
+        operand = Operand("store", buffer, node.dtype, self.buffers[buffer])
         self.operands.append(operand)
-        dtype = compute_dtype(store.value.dtype)
+        dtype = compute_dtype(node.dtype)
         self._emit(Instruction("store", (value,), dtype, len(self.operands) - 1, store.value.location))
 
 
