@@ -221,6 +221,7 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
         product = contract(trace, input, weight)
     if bias is None:
         return product
+    refuse_added_weight(bias, "the bias")
     if bias.dtype != product.dtype:
         raise TypeError(f"the bias is {bias.dtype}, the product {product.dtype}; convert one of them")
     return pointwise(trace, "add", product, expand_to(trace, bias, product.shape, "the bias"))
@@ -230,6 +231,15 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
 def quantized_linear(trace: Trace, input: Node, weight: Sequence[Node], bias: Node | None, token: str) -> Node:
     """Multiplies by a quantised weight where torch traces ``F.linear`` (``call/linear_operator.py``)."""
     return linear(trace, input, trace.quantized.node(weight, from_text(token, trace.device)), bias)
+
+
+def refuse_added_weight(node: Node, what: str) -> None:
+    """Raises UnsupportedError where what is added to a product is a quantised weight, or a view of one."""
+    if node.is_weight:
+        raise UnsupportedError(
+            f"{what} is a quantised weight, or part of one, and these are operands of products alone; dequantise it "
+            "outside the function"
+        )
 
 
 def expand_to(trace: Trace, node: Node, shape: Shape, what: str) -> Node:
@@ -255,6 +265,7 @@ def addmv(trace: Trace, input: Node, mat: Node, vec: Node, *, beta: Any = 1, alp
 
 def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> Node:
     """Adds ``beta * input + alpha * product``."""
+    refuse_added_weight(input, "the added tensor")
     if input.dtype != product.dtype:
         raise TypeError(f"the added tensor is {input.dtype}, the product {product.dtype}; convert one of them")
     expand_to(trace, input, product.shape, "the added tensor")

@@ -90,3 +90,19 @@ def test_numbers_of_a_pickle_are_checked_before_a_kernel_reads_them() -> None:
     loaded = torch.load(file, weights_only=True)
     with pytest.raises(FormatError, match="NaN"):
         loaded.with_layout("cpu")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, q: F.linear(x, q, q[:, 0]),
+        lambda x, q: F.linear(x, q[:32], q[0][:32]),
+        lambda x, q: F.linear(x, x, q[0][:3]),
+        lambda x, q: torch.addmm(q[:3, :64], x, q.t()),
+        lambda x, q: torch.addmv(q[:3, 0], x, x[0]),
+    ],
+)
+def test_what_is_added_to_a_product_is_no_quantised_weight(function: Any) -> None:
+    x, q = torch.randn(3, 64), jitgen.quantize(torch.randn(64, 64), "int4", 32)
+    with pytest.raises(jitgen.UnsupportedError, match=r"is a quantised weight, or part of one.*dequantise it outside"):
+        jitgen.jit(lambda x, q: function(x, q))(x, q)
