@@ -107,6 +107,8 @@ def compiled(program: str, kept: str, arguments: list[str], directory: str) -> b
         code = _read(f"{directory}one.o")
         _write(path, code)
     defined, undefined = symbols_of(code)
+    if any(symbol.startswith("_Z") for symbol in undefined):  # of the C++ library: the linker has something to say
+        return False
     aliases = [f"--defsym={name}{symbol[len(ONE) :]}={symbol}" for symbol in defined if symbol.startswith(ONE)]
     linking = [path if argument == "kernel.cpp" else argument for argument in arguments[split:]]
     linker = os.path.join(os.path.dirname(program), "ld")

@@ -84,9 +84,10 @@ def _compile_within(patched: pytest.MonkeyPatch, stand_in: str, compiler: str, o
 
     run = host._run
 
-    def run_or_compile(source: Any, directory: Path, arguments: list[str]) -> None:
-        if arguments[0] != stand_in or not compiled_once.compiled(compiler, objects, arguments[1:], f"{directory}/"):
-            run(source, directory, arguments)
+    def run_or_compile(source: Any, directory: Path, arguments: list[str]) -> str:
+        if arguments[0] == stand_in and compiled_once.compiled(compiler, objects, arguments[1:], f"{directory}/"):
+            return ""
+        return run(source, directory, arguments)
 
     patched.setattr(host, "_run", run_or_compile)
 

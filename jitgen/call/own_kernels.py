@@ -26,7 +26,8 @@ from jitgen import settings
 from jitgen.call.function import JitFunction
 from jitgen.call.opaque import followed_as
 from jitgen.codegen.python import PythonFunction
-from jitgen.errors import JitgenError, TraceError, UnsupportedError
+from jitgen.errors import JitgenError, SharedMemoryError, TraceError, UnsupportedError
+from jitgen.runtime.overlap import is_same
 from jitgen.runtime.zones import Zones
 from jitgen.trace.kernels.c_kernel import CKernel, of_launch
 from jitgen.trace.location import quote, user_location
@@ -56,12 +57,32 @@ class _Kernel(CKernel):
             sizes, arguments = leaves[:count], leaves[count:]
             if places is not None:
                 arguments = tuple(arguments[place] for place in places)
-            for argument in arguments:
-                if isinstance(argument, torch.Tensor):
-                    argument.stride()  # a caller may have passed the strides: the kernel gets the tensor as it lies
+            self._check_strides(arguments)
             self.traced(of_launch(sizes), arguments)
 
         return JitFunction(launch, self.text.language, name=self.name)
+
+    def _check_strides(self, arguments: Sequence[Any]) -> None:
+        """Raises UnsupportedError where a tensor is not contiguous, and the kernel is not told how it lies.
+
+        A caller who passes strides passes numbers: a stride that a contiguous tensor has not must be among them. The
+        kernel then gets the tensor as it lies.
+        """
+        numbers = [argument for argument in arguments if not isinstance(argument, torch.Tensor)]
+        for parameter, tensor in zip(self.definition.parameters, arguments, strict=False):
+            if not isinstance(tensor, torch.Tensor) or not parameter.is_pointer:
+                continue
+            strides, expected = tensor.stride(), 1
+            if tensor.is_contiguous() or tensor.numel() == 0:
+                continue
+            for size, stride in reversed(list(zip(tensor.shape, strides, strict=True))):
+                if size != 1 and stride != expected and not any(number == stride for number in numbers):
+                    raise UnsupportedError(
+                        f"{self.name} ({self.where()}): {parameter.name} is not contiguous, and the launch passes no "
+                        f"{stride}, which is one of its strides{quote(user_location())}\n  pass "
+                        f"{parameter.name}.contiguous(), or its strides where the kernel takes them as numbers"
+                    )
+                expected *= size
 
     @functools.cached_property
     def _updates_another(self) -> Any:
@@ -78,8 +99,13 @@ class _Kernel(CKernel):
     def _call(self, flat: Sequence[Any], arguments: Sequence[Any]) -> None:
         """Calls the function of a launch; one that gets a tensor several times updates it in place."""
         if not self._updates_another(arguments):
-            self._function(len(flat), *flat, *arguments)
-            return
+            try:
+                self._function(len(flat), *flat, *arguments)
+                return
+            except SharedMemoryError:  # before it launches
+                arguments = _as_objects(arguments)
+                if not self._updates_another(arguments):
+                    raise
         own: dict[int, int] = {}
         distinct: list[Any] = []
         places = []
@@ -128,6 +154,7 @@ class _Kernel(CKernel):
 
     def _launch_guarded(self, flat: Sequence[Any], arguments: Sequence[Any]) -> None:
         """Launches it on copies of what it writes, with zones around them that are looked at afterwards."""
+        arguments = _as_objects(arguments)
         written = {id(tensor): tensor for tensor in self.divided(arguments)[0]}
         zones = {device: Zones(device) for device in {tensor.device for tensor in written.values()}}
         copies = {
@@ -139,6 +166,18 @@ class _Kernel(CKernel):
             own.check(f"{self.name} ({self.where()})")
         for key, tensor in written.items():
             tensor.copy_(copies[key])
+
+
+def _as_objects(arguments: Sequence[Any]) -> list[Any]:
+    """Returns ``arguments`` with one object for tensors that are the same elements, such as two views ``x[1:]``."""
+    known: list[torch.Tensor] = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and not any(is_same(argument, other) for other in known):
+            known.append(argument)
+    return [
+        next(other for other in known if is_same(argument, other)) if isinstance(argument, torch.Tensor) else argument
+        for argument in arguments
+    ]
 
 
 def _flat(sizes: Sequence[Any]) -> list[Any]:

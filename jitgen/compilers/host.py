@@ -59,6 +59,10 @@ _INTERLEAVED = (
 )
 _LINK_FLAGS = ("-shared", "-nostdlib", "-Wl,--build-id=none", "-Wl,-z,now", "-Wl,-O1")
 _LIBRARIES = ("-lm", "-lc")
+_UNRESOLVED = ("-Wl,-z,defs", "-Wl,--warn-unresolved-symbols", "-Wl,--no-demangle")
+"""Has the linker name the symbols that a loader has to find elsewhere; it changes no binary."""
+_UNRESOLVED_SYMBOL = re.compile(r"undefined (?:reference to|symbol:) [`'\"]?(\w+)")
+_OPENMP = ("GOMP_", "omp_")
 
 
 def code_flags(source: KernelSource, compiler: str = "gcc") -> tuple[str, ...]:
@@ -189,7 +193,9 @@ def compile(source: KernelSource) -> Artifact:
     """
     tools, words = _require(source)
     with _build_directory(source) as directory:
-        _run(source, directory, [*words, *_arguments(source, tools), *_LINK_FLAGS, _SOURCE, "-o", _BINARY, *_LIBRARIES])
+        link = (*_LINK_FLAGS, *_UNRESOLVED)
+        log = _run(source, directory, [*words, *_arguments(source, tools), *link, _SOURCE, "-o", _BINARY, *_LIBRARIES])
+        _check_symbols(source, log)
         binary = (directory / _BINARY).read_bytes()
     return Artifact(
         key=artifact_key(source, tools),
@@ -271,7 +277,8 @@ def _build_directory(source: KernelSource) -> Iterator[Path]:
         ) from error
 
 
-def _run(source: KernelSource, directory: Path, arguments: list[str]) -> None:
+def _run(source: KernelSource, directory: Path, arguments: list[str]) -> str:
+    """Runs the compiler, and returns what it says beside its result."""
     result = subprocess.run(
         arguments,
         cwd=directory,
@@ -287,6 +294,22 @@ def _run(source: KernelSource, directory: Path, arguments: list[str]) -> None:
             path=scratch.keep(_SOURCE, source.text),
             log=f"$ {shlex.join(arguments)}\n{result.stderr}{result.stdout}",
             lines=failing_lines(source, result.stderr),
+        )
+    return result.stderr
+
+
+def _check_symbols(source: KernelSource, log: str) -> None:
+    """Raises CompileError where a kernel that was linked needs a symbol that no process has which loads it."""
+    import ctypes
+
+    own, symbols = ctypes.CDLL(None), dict.fromkeys(_UNRESOLVED_SYMBOL.findall(log))
+    missing = [name for name in symbols if not name.startswith(_OPENMP) and not hasattr(own, name)]
+    if missing:
+        raise CompileError(
+            f"kernel {source.described} uses {', '.join(missing)}, which the C library has not; kernels are linked "
+            "with the C library alone: do without what allocates or throws in the C++ library, such as std::vector",
+            path=scratch.keep(_SOURCE, source.text),
+            log=log,
         )
 
 

@@ -221,9 +221,12 @@ def test_a_damaged_or_foreign_file_is_a_cache_error(tmp_path: Path) -> None:
     path = save(tmp_path, SCALE, host_target())
     with pytest.raises(CacheError, match="no entry 'other'"):
         cpu.load(path, "other", PARAMETERS)
+
+
+def test_a_symbol_that_nobody_has_is_a_compile_error(tmp_path: Path) -> None:
     undefined = 'extern "C" void nowhere(); extern "C" void scale() { nowhere(); }'
-    with pytest.raises(CacheError, match="nowhere"):
-        cpu.load(save(tmp_path, undefined, host_target()), "scale", "")
+    with pytest.raises(CompileError, match=r"uses nowhere, .* the C library alone"):
+        save(tmp_path, undefined, host_target())
 
 
 def test_shares_are_even_and_complete(tmp_path: Path) -> None:

@@ -73,7 +73,90 @@ def test_a_call_by_itself_updates_a_tensor_that_it_gets_twice(debug: int, monkey
         assert torch.equal(x, y)
     if not debug:
         with pytest.raises(jitgen.JitgenError, match="shares memory"):
-            kernel(x, y, x[:], size)
+            kernel(x[1:], y[1:], x[:-1], size - 1)
+
+
+SCALE = """
+extern "C" void scale(const float* x, float* out, int64_t rows, int64_t columns, int64_t by_row, int64_t by_column) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) out[i * columns + j] = 2 * x[i * by_row + j * by_column];
+}
+"""
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (1, 5), (5, 1), (0, 3)])
+def test_a_call_by_itself_reads_a_view_by_its_strides(shape: tuple[int, int]) -> None:
+    scale = jitgen.cpp_kernel(SCALE, "scale")
+    rows, columns = shape
+    base = torch.randn(2 * max(shape), 2 * max(shape) + 1)
+    views = (base[:rows, :columns], base.t()[:rows, :columns], base[:1, :columns].expand(shape), base[:rows, ::2])
+    for view in views:
+        view = view[:, :columns]
+        out = torch.empty(shape)
+        scale(view, out, *shape, *view.stride())
+        assert torch.equal(out, view * 2)
+
+
+def test_a_call_by_itself_refuses_a_view_without_its_strides() -> None:
+    def twice(x: Tensor, out: Tensor) -> None:
+        double(x, out, x.numel())
+
+    double = jitgen.cpp_kernel(
+        'extern "C" void twice(const float* x, float* out, int n) { for (int i = 0; i < n; ++i) out[i] = 2 * x[i]; }',
+        "twice",
+    )
+    x, out = torch.randn(5, 7), torch.zeros(35)
+    for view in (x.t(), x[:1].expand(5, 7), x[:, :3], x[::2]):
+        for function in (twice, torch.compile(twice, backend="eager")):
+            with pytest.raises(UnsupportedError, match=r"x is not contiguous, and the launch passes no [(\d].*strides"):
+                function(view, out)
+    assert not out.any()
+    for view in (x, x[1:3], x[:, None].transpose(0, 1), x[:0].t()):
+        twice(view, out)
+        assert torch.equal(out[: view.numel()], view.flatten() * 2)
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager", "jitgen"])
+@pytest.mark.parametrize("debug", [0, 5])
+def test_two_views_of_the_same_elements_are_one_tensor(
+    backend: str | None, debug: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITGEN_DEBUG", str(debug))
+    double = jitgen.cpp_kernel(
+        'extern "C" void twice(const float* x, float* out, int n) { for (int i = 0; i < n; ++i) out[i] = 2 * x[i]; }',
+        "twice",
+    )
+
+    def same(x: Tensor) -> Tensor:
+        double(x, x, x.numel())
+        return x.sum(0)
+
+    def views(x: Tensor) -> Tensor:
+        double(x[1:], x[1:], x.numel() - x.shape[1])
+        return x.sum(0)
+
+    for function, first in ((same, 2), (views, 1)):
+        called = torch.compile(function, backend=backend) if backend else function
+        for _ in range(2):
+            x = torch.randn(4, 5)
+            right = first * x[0].double() + 2 * x[1:].double().sum(0)
+            assert torch.allclose(called(x).double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_symbol_that_the_c_library_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", str(tmp_path / "store"))
+    reverse = jitgen.cpp_kernel(
+        """#include <vector>
+extern "C" void reverse(const float* x, float* out, int64_t n) {
+  std::vector<float> kept(x, x + n);
+  for (int64_t i = 0; i < n; ++i) out[i] = kept[n - 1 - i];
+}""",
+        "reverse",
+    )
+    for _ in range(2):
+        with pytest.raises(jitgen.CompileError, match=r"uses .*_Znwm.*the C library alone"):
+            reverse(torch.randn(4), torch.empty(4), 4)
+    assert not list((tmp_path / "store").rglob("*.so"))
 
 
 COUNTED = """
@@ -276,7 +359,7 @@ def test_a_write_outside_of_a_tensor_is_seen(monkeypatch: pytest.MonkeyPatch) ->
         (lambda x: (x, x, x.clone(), x), "n is the number int n in .*, and a tensor"),
         (lambda x: (x, x, x.clone(), None), "n is the number int n in .*, and a NoneType"),
         (lambda x: (x, x, torch.zeros(2, 4).t()[:, :1], 4), "out, which it writes, is not contiguous"),
-        (lambda x: (x, x, x[:], 4), "shares memory"),
+        (lambda x: (x[1:], x[1:], x[:-1], 3), "shares memory"),
         (lambda x: (x.to("meta"), x, x.clone(), 4), "const float. x is on meta"),
     ],
 )
