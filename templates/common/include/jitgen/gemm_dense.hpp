@@ -127,7 +127,7 @@ JITGEN_INLINE void add_lanes(Vector (&sums)[lanes]) {
 }  // namespace detail
 
 // The sums of `rows` (up to 16) rows of weights, contiguous along k, with one row of x of `count` neighbours in k.
-// Sixteen sums are written.
+// Up to sixteen sums are written.
 template <class Compute, class Storage>
 void dot_block(const Storage* w, int64_t stride_n, int64_t rows, int64_t count, const typename Compute::Element* x,
                typename Compute::Accumulator* to) {
