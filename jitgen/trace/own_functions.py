@@ -83,18 +83,18 @@ class OwnFunction:
     def result_of(self, dtypes: Sequence[str], rank: int) -> str:
         """Returns the dtype of a call whose arguments have ``dtypes`` and, together, ``rank`` dimensions."""
         shape = [2 + dim % 2 for dim in range(rank)]
-        given = ", ".join(dtypes)
+        arguments = ", ".join(dtypes)
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 result = self.reference(*(torch.ones(shape, dtype=DTYPES[dtype]) for dtype in dtypes))
-            dtype, found = dtype_name(result.dtype), list(result.shape)
+            dtype, made = dtype_name(result.dtype), list(result.shape)
         except Exception as error:
             raise UnsupportedError(
-                f"the reference of {self.attrs.name} fails for arguments of {given}; convert them: {error}"
+                f"the reference of {self.attrs.name} fails for arguments of {arguments}; convert them: {error}"
             ) from error
-        if found != shape:
+        if made != shape:
             raise UnsupportedError(
-                f"the reference of {self.attrs.name} is not pointwise: of arguments {shape} it makes a result {found}; "
+                f"the reference of {self.attrs.name} is not pointwise: of arguments {shape} it makes a result {made}; "
                 "leave what sums, moves or chooses elements to the function that calls it"
             )
         return dtype
