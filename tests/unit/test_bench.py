@@ -501,7 +501,7 @@ def test_duration(seconds: float, text: str) -> None:
 MEASURED = sorted((Path(__file__).parents[2] / "docs" / "measured").glob("*.json"))
 OLD = {
     "commit": {"cpu-activations", "cpu-grouped", "h100-candidates", "h100-candidates-fitted"}
-    | {"h100-cutlass", "h200-byte-products", "h200-grouped", "h200-own-kernels", "store"},
+    | {"h100-cutlass", "h200-byte-products", "h200-grouped", "store"},
     "command": {"cpu-whole-models"},
     "device": {"cpu-activations", "cpu-grouped", "store"},
 }
