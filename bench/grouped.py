@@ -29,7 +29,7 @@ import jitgen
 from bench.measurement import made
 from bench.prebuild import compile_each
 from bench.timing import graph_seconds
-from jitgen.quant import activations
+from tests.grouped import rows_as_quantized
 
 SHAPES = {
     "mixtral": (8, 2, 4096, 14336),
@@ -109,15 +109,6 @@ def chosen_counts(experts: int, tokens: int, chosen: int, exponent: float, gener
     noise = -torch.log(-torch.log(torch.rand(tokens, experts, generator=generator, dtype=torch.float64)))
     ids = torch.topk(logits + noise, chosen, -1)[1]
     return list(torch.bincount(ids.flatten(), minlength=experts).tolist())
-
-
-def as_quantised(x: torch.Tensor, activation: str | None) -> torch.Tensor:
-    """The numbers, in float64, that a product has for ``x``."""
-    if activation is None:
-        return x.double()
-    kind = activations.ACTIVATIONS[activation]
-    scales = activations.scales_of(x, kind)
-    return activations.values_of(activations.codes_of(x, scales, kind, False), scales, kind).double()
 
 
 def error_of(found: torch.Tensor, x: torch.Tensor, exact: torch.Tensor, counts: list[int]) -> float:
@@ -249,7 +240,7 @@ def measured(
     peer, activation = weights.humming, FORMATS[name][2]
     for kind in [kind for kind, most in KINDS.items() if peer is not None and tokens <= most]:
         calls[f"humming {kind}"] = lambda kind=kind: peer.calls(kind, x, [counts[s] for s, _ in order])  # type: ignore
-    values = as_quantised(x, activation)
+    values = rows_as_quantized(x, activation)
     for subject, listed in calls.items():
         try:
             each = listed()

@@ -73,20 +73,25 @@ float shared_element(uint64_t address) {  // with the 128-byte swizzle
   memcpy(&bits, shared_memory + (address ^ (address >> 7 & 7) << 4), 2);
   return half_of<Element>(bits, 0);
 }
+// Adds to a thread's sums `steps` products along k of two operands in shared memory, whose elements have `size` bytes.
+template <int steps, int size, class Sum, int sums, class ReadLeft, class ReadRight>
+void shared_product(Sum (&d)[sums], uint64_t a, uint64_t b, int accumulate, ReadLeft of_left, ReadRight of_right) {
+  const uint64_t left = (a & 0x3fff) << 4, right = (b & 0x3fff) << 4;
+  for (int i = 0; i < sums; ++i) {
+    const int row = running / 32 % 4 * 16 + running % 32 / 4 + i % 4 / 2 * 8;
+    const int column = i / 4 * 8 + running % 4 * 2 + i % 2;
+    Sum sum = accumulate ? d[i] : Sum(0);
+    for (int k = 0; k < steps; ++k) {
+      sum += of_left(left + row * 128 + k * size) * of_right(right + column * 128 + k * size);
+    }
+    d[i] = sum;
+  }
+}
 template <class Element, int n>
 struct Wgmma {
   template <int transposed>
   static void shared(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
-    const uint64_t left = (a & 0x3fff) << 4, right = (b & 0x3fff) << 4;
-    for (int i = 0; i < n / 2; ++i) {
-      const int row = running / 32 % 4 * 16 + running % 32 / 4 + i % 4 / 2 * 8;
-      const int column = i / 4 * 8 + running % 4 * 2 + i % 2;
-      float sum = accumulate ? d[i] : 0.0f;
-      for (int k = 0; k < 16; ++k) {
-        sum += shared_element<Element>(left + row * 128 + k * 2) * shared_element<Element>(right + column * 128 + k * 2);
-      }
-      d[i] = sum;
-    }
+    shared_product<16, 2>(d, a, b, accumulate, shared_element<Element>, shared_element<Element>);
   }
   template <int transposed>
   static void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {

@@ -13,16 +13,7 @@ struct Wgmma<Bytes<X, W>, n> {
   static constexpr bool promoted = is_floating<Sum>;
   template <int transposed>
   static void shared(Sum (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
-    const uint64_t left = (a & 0x3fff) << 4, right = (b & 0x3fff) << 4;
-    for (int i = 0; i < n / 2; ++i) {
-      const int row = running / 32 % 4 * 16 + running % 32 / 4 + i % 4 / 2 * 8;
-      const int column = i / 4 * 8 + running % 4 * 2 + i % 2;
-      Sum sum = accumulate ? d[i] : Sum(0);
-      for (int k = 0; k < 32; ++k) {
-        sum += element<X>(left + row * 128 + k) * element<W>(right + column * 128 + k);
-      }
-      d[i] = sum;
-    }
+    shared_product<32, 1>(d, a, b, accumulate, element<X>, element<W>);
   }
   template <class Element>
   static Sum element(uint64_t address) {
