@@ -146,15 +146,16 @@ static unsigned __ballot_sync(unsigned, bool mine) {
   pause();
   return found;
 }
-static unsigned __match_any_sync(unsigned, int mine) {
+static uint32_t __reduce_max_sync(unsigned, uint32_t mine) {
   const int self = running;
-  slots[self] = uint32_t(mine);
+  slots[self] = mine;
   pause();
-  unsigned found = 0;
-  for (int lane = 0; lane < 32; ++lane) found |= unsigned(slots[self / 32 * 32 + lane] == uint32_t(mine)) << lane;
+  uint32_t found = 0;
+  for (int lane = 0; lane < 32; ++lane) found = found > slots[self / 32 * 32 + lane] ? found : slots[self / 32 * 32 + lane];
   pause();
   return found;
 }
+static uint32_t __reduce_min_sync(unsigned mask, uint32_t mine) { return ~__reduce_max_sync(mask, ~mine); }
 static bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
 """
 _AFTER = r"""

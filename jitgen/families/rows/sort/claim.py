@@ -81,6 +81,9 @@ def _region(node: Node, position: int, partition: Partition) -> Region:
         attrs: tuple[Any, ...] = ("permute", order)
         movements = ((attrs, shape),)
         node = partition.mover.move(node, attrs, shape)
-    operand = partition.temporaries.pointwise(node.inputs[0])
+    operand = node.inputs[0]
+    if node.kind is COUNTED:  # the ranks that it counts are stored, and not what they are selected by as well
+        operand = partition.temporaries.without(SORT, operand)
+    operand = partition.temporaries.pointwise(operand)
     node = partition.mover.builder.like(node, [operand])
     return Region(NAME, row_axes(operand.shape, 1), (Store(position, node, movements),))

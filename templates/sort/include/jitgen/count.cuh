@@ -7,6 +7,22 @@
 
 namespace jitgen {
 
+// The lanes of the warp whose number is this lane's, of numbers of `bits` bits; no lanes for a number below zero. It takes
+// as long whatever the numbers are; __match_any_sync takes a turn for each that differs.
+template <int bits>
+JITGEN_DEVICE unsigned equal_lanes(int number) {
+  unsigned equal = __ballot_sync(0xffffffffu, number >= 0);
+#pragma unroll
+  for (int bit = 0; bit < bits; ++bit) {
+    const bool is_set = number >> bit & 1;
+    const unsigned set = __ballot_sync(0xffffffffu, is_set);
+    equal &= is_set ? set : ~set;
+  }
+  return number < 0 ? 0u : equal;
+}
+
+constexpr int bits_below(int power) { return power > 1 ? 1 + bits_below(power / 2) : 0; }
+
 // `counts` has `tile` counters for each warp, `ends` and `before` one for each number; `tile` is a power of two, 32 at
 // least. number(column) is an element; place(column, number, rank) is called for each of piece `piece`, of `threads`
 // columns, and in the first one end(number, count) with how many elements are at most `number`. Elements beyond the bound
@@ -15,7 +31,7 @@ template <int threads, int tile, class Index, class Number, class Place, class E
 JITGEN_DEVICE void count_numbers(
     int32_t* counts, int32_t* ends, int32_t* before, Index length, int bound, Index piece, const Number& number,
     const Place& place, const End& end) {
-  constexpr int warps = threads / 32, batch = 8;
+  constexpr int warps = threads / 32, batch = 8, bits = bits_below(tile);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int i = threadIdx.x; i < warps * tile; i += threads) counts[i] = 0;
   for (int i = threadIdx.x; i < tile; i += threads) ends[i] = before[i] = 0;
@@ -24,8 +40,9 @@ JITGEN_DEVICE void count_numbers(
     const int64_t value = column < length ? int64_t(number(column)) : -1;
     return value >= 0 && value < bound ? int(value) : -1;
   };
+  const Index begin = piece * threads, column = begin + Index(threadIdx.x);
+  const int own = below(column);
   // All columns are counted, those before the piece apart. Loads of a batch wait together.
-  const Index begin = piece * threads;
   for (Index at = 0; at < length; at += batch * threads) {
     int numbers[batch];
 #pragma unroll
@@ -33,26 +50,26 @@ JITGEN_DEVICE void count_numbers(
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       if (at + i * threads >= length) break;
-      const unsigned equal = __match_any_sync(0xffffffffu, numbers[i]);
-      if (numbers[i] >= 0 && __ffs(int(equal)) - 1 == lane) {
+      const unsigned equal = equal_lanes<bits>(numbers[i]);
+      if (__ffs(int(equal)) - 1 == lane) {
         int32_t* const counted = at + i * threads < begin ? before : ends;
         atomicAdd(counted + numbers[i], __popc(equal));  // sums of integers have one result
       }
     }
   }
-  const Index column = begin + Index(threadIdx.x);
-  const int own = below(column);
-  const unsigned equal = __match_any_sync(0xffffffffu, own);
-  if (own >= 0 && __ffs(int(equal)) - 1 == lane) counts[warp * tile + own] = __popc(equal);
+  const unsigned equal = equal_lanes<bits>(own);
+  if (__ffs(int(equal)) - 1 == lane) counts[warp * tile + own] = __popc(equal);
   __syncthreads();
   // A warp's counter of a number becomes what comes before it: earlier columns, and the warps before it.
   for (int i = threadIdx.x; i < tile; i += threads) {
-    int32_t sum = before[i];
+    int32_t sum = before[i], of_warp[warps];
     ends[i] += sum;
+#pragma unroll
+    for (int other = 0; other < warps; ++other) of_warp[other] = counts[other * tile + i];
+#pragma unroll
     for (int other = 0; other < warps; ++other) {
-      const int32_t count = counts[other * tile + i];
       counts[other * tile + i] = sum;
-      sum += count;
+      sum += of_warp[other];
     }
   }
   __syncthreads();

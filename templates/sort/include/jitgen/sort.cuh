@@ -11,6 +11,31 @@ namespace jitgen {
 
 constexpr int32_t nowhere = 0x7fffffff;
 
+// The value that lane `lane` of the warp has.
+template <class T>
+JITGEN_DEVICE T of_lane(T value, int lane) {
+  Words<T> from, to;
+  for (int i = 0; i < from.count; ++i) from.word[i] = 0;
+  from.whole = value;
+#pragma unroll
+  for (int i = 0; i < from.used; ++i) to.word[i] = __shfl_sync(0xffffffffu, from.word[i], lane);
+  return to.whole;
+}
+
+// A number that is the greater the earlier `value`, a number of at most 32 bits, comes; equal numbers have the same.
+template <bool descending>
+JITGEN_DEVICE uint32_t precedence(float value) {
+  if (value != value) return descending ? 0xffffffffu : 0u;
+  const uint32_t bits = value == 0.0f ? 0u : uint32_t(__float_as_int(value));
+  const uint32_t ascending = bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
+  return descending ? ascending : ~ascending;
+}
+template <bool descending>
+JITGEN_DEVICE uint32_t precedence(int32_t value) {
+  const uint32_t ascending = uint32_t(value) ^ 0x80000000u;
+  return descending ? ascending : ~ascending;
+}
+
 template <class Element, bool descending>
 struct Order {
   // Whether `a` comes before `b`, and not only for its place. NaN is beyond every number.
@@ -22,6 +47,10 @@ struct Order {
   static JITGEN_DEVICE bool precedes(Element a, int32_t place_a, Element b, int32_t place_b) {
     if (place_a == nowhere || place_b == nowhere) return place_a < place_b;
     return precedes(a, b) || (!precedes(b, a) && place_a < place_b);
+  }
+  // A number that is the greater the earlier an element of at most 32 bits comes; equal elements have the same.
+  static JITGEN_DEVICE uint32_t precedence(Element element) {
+    return jitgen::precedence<descending>(load(element));
   }
 };
 
@@ -50,12 +79,44 @@ JITGEN_DEVICE void sort_tiles(Element* elements, int32_t* positions) {
   __syncthreads();
 }
 
-// Selects the ranks `start` .. `start + count` of a row, of which the lanes of a warp have `tile` elements each: lane r
-// gets rank `start + r`, with its place in the row. Every lane finds the first of its elements that are left, and the
-// warp the first of these. `places` are forgotten.
+// Selects the ranks `start` .. `start + count` of a row, of which the lanes of a warp have `tile` elements each, lane l
+// those at places j * 32 + l: lane r gets rank `start + r`, with its place in the row. Every lane finds the first of its
+// elements that are left, and the warp the first of these. `places` are forgotten.
 template <class Order, int tile, class Element>
 JITGEN_DEVICE void select_ranks(const Element (&elements)[tile], int32_t (&places)[tile], int start, int count, int lane,
                                 Element& rank, int32_t& place) {
+  if constexpr (sizeof(Element) <= 4) {
+    uint32_t precedences[tile];  // 0, which others may have too, of what is nowhere
+#pragma unroll
+    for (int j = 0; j < tile; ++j) precedences[j] = places[j] == nowhere ? 0u : Order::precedence(elements[j]);
+    for (int i = 0; i < start + count; ++i) {
+      uint32_t first = precedences[0];
+      int32_t at = places[0];
+#pragma unroll
+      for (int j = 1; j < tile; ++j) {
+        if (precedences[j] > first || (precedences[j] == first && places[j] < at)) {
+          first = precedences[j];
+          at = places[j];
+        }
+      }
+      const uint32_t greatest = __reduce_max_sync(0xffffffffu, first);
+      at = int32_t(__reduce_min_sync(0xffffffffu, uint32_t(first == greatest ? at : nowhere)));
+      if (i == start + lane) place = at;
+#pragma unroll
+      for (int j = 0; j < tile; ++j) {
+        if (places[j] == at) {
+          places[j] = nowhere;
+          precedences[j] = 0;
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < tile; ++j) {
+      const Element other = of_lane(elements[j], place % 32);
+      if (place / 32 == j) rank = other;
+    }
+    return;
+  }
   for (int i = 0; i < start + count; ++i) {
     Element first = elements[0];
     int32_t at = places[0];
