@@ -9,6 +9,7 @@ torch. Logits are float32 and differ, so that there is one right order; some exp
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from functools import partial
@@ -91,15 +92,14 @@ def main() -> None:
     parser.add_argument("--backends", nargs="*", default=["cuda"], choices=["cuda", "triton"])
     options = parser.parse_args()
     started = time.time()
-    compile_each(compiled, [(b, shape, t) for shape in options.shapes for t in options.tokens for b in options.backends])
+    compile_each(compiled, list(itertools.product(options.backends, options.shapes, options.tokens)))
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
     torch.manual_seed(37)
     results: list[dict[str, Any]] = []
-    for shape in options.shapes:
-        for tokens in options.tokens:
-            for exponent in options.exponents:
-                if time.time() - started < options.seconds:
-                    results.append(measured(shape, tokens, exponent, options.backends))
+    for shape, tokens, exponent in itertools.product(options.shapes, options.tokens, options.exponents):
+        if time.time() - started > options.seconds:
+            break
+        results.append(measured(shape, tokens, exponent, options.backends))
         options.output.write_text(json.dumps(made("bench.routing") | {"results": results}, indent=1))
 
 

@@ -150,8 +150,10 @@ static uint32_t __reduce_max_sync(unsigned, uint32_t mine) {
   const int self = running;
   slots[self] = mine;
   pause();
-  uint32_t found = 0;
-  for (int lane = 0; lane < 32; ++lane) found = found > slots[self / 32 * 32 + lane] ? found : slots[self / 32 * 32 + lane];
+  uint32_t found = mine;
+  for (const uint32_t* other = slots + self / 32 * 32; other < slots + self / 32 * 32 + 32; ++other) {
+    found = *other > found ? *other : found;
+  }
   pause();
   return found;
 }

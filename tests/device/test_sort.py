@@ -12,6 +12,7 @@ import torch
 import jitgen
 from jitgen.families.rows.sort.schedule import MOST_ELEMENTS
 from tests import sorts
+from tests.selections import among_all
 from tests.sorts import FLOATS, INTEGERS, both_ways, sample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -96,3 +97,13 @@ def test_numbers_that_are_counted(numbers: int) -> None:
         assert torch.equal(ranks, torch.argsort(wanted[1]))
         assert torch.equal(ends.long(), torch.bincount(ids, minlength=numbers).cumsum(0))
         assert "counted" in run.lower(x).explain()
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_ranks_that_a_warp_selects(dtype: torch.dtype) -> None:
+    for length, largest in ((12, True), (40, False), (128, True), (500, False)):
+        x = sample((9, length), dtype, length, "cuda")
+        run = jitgen.jit(lambda x, largest=largest: among_all(x, 12, largest), backend="cuda")
+        for got, wanted in zip(run(x), sorts.first_ranks(x.cpu(), 12, 1, largest), strict=True):
+            assert sorts.same(got.cpu(), wanted)
+        assert "a warp selects" in run.lower(x).explain()

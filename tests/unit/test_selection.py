@@ -4,6 +4,7 @@ routers of mixtures of experts have them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cuda_on_host import run
 from tests.numeric import mismatch
 from tests.selections import (
     FUNCTIONS,
+    among_all,
     biased,
     distinct,
     first,
@@ -23,6 +25,7 @@ from tests.selections import (
     of_softmax,
     softmax_behind,
 )
+from tests.sorts import FLOATS, INTEGERS, first_ranks, same, sample
 
 Tensor = torch.Tensor
 
@@ -126,6 +129,16 @@ def test_equal_elements_keep_their_order_and_nan_comes_first() -> None:
     assert torch.allclose(got[0], wanted[0], equal_nan=True)
     got = run(lambda x: of_softmax(x, 3), logits[:2])
     assert torch.equal(got[1], of_softmax(logits[:2], 3)[1])
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_elements_of_every_kind_keep_their_order(dtype: torch.dtype, largest: bool) -> None:
+    x = sample((4, 40), dtype)
+    function = partial(among_all, k=12, largest=largest)
+    assert families(function, x) == ["sort"]
+    for found, wanted in zip(run(function, x), first_ranks(x, 12, 1, largest), strict=True):
+        assert same(found, wanted)
 
 
 def test_as_many_ranks_as_lanes_of_strided_rows() -> None:
