@@ -60,7 +60,8 @@ def test_ranks_are_selected_once_for_what_counts_them_and_for_their_weights(back
     def routed_with_weights(x: Any) -> Any:
         weights, ids = torch.topk(torch.softmax(x, -1), 3)
         ordered, order = torch.sort(ids.reshape(-1))
-        return weights / weights.sum(-1, keepdim=True), order, torch.cumsum(by_histogram(ids, ordered), 0)
+        ends = torch.cumsum(by_histogram(ids, ordered), 0, dtype=torch.int32)
+        return weights / weights.sum(-1, keepdim=True), order, ends
 
     target = {"cuda": "sm_90a", "cpp": "cpu"}[backend]
     x = torch.randn(50, NUMBERS)
