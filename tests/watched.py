@@ -26,10 +26,14 @@ from typing import Any
 
 import pytest
 
+from tools import cards
+
 FOLDER = "WATCHED"
 """The environment variable that names the folder."""
 CASES_KILLED = "WATCHED_CASES"
 """The environment variable that says how many cases of one test may be killed before the others are not run."""
+CARDS = "WATCHED_CARDS"
+"""The environment variable that names the cards over which the workers are spread."""
 NOT_RUN = "not run: other cases of this test were killed"
 """Why a test is skipped of which as many cases were killed."""
 WAIT = re.compile(r"^.*\ba wait of more than .*$", re.MULTILINE)
@@ -49,6 +53,12 @@ def _is_worker() -> bool:
 
 def _folder() -> Path:
     return Path(os.environ[FOLDER])
+
+
+if _is_worker() and CARDS in os.environ:  # before anything asks for a card
+    os.environ.update(
+        cards.variables(int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")), tuple(os.environ[CARDS].split(",")))
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools import device_record, gpu_code, processes
+from tools import cards, device_record, gpu_code, processes
 from tools.processes import Finished, Job
 
 PROGRAMS = 2000
@@ -42,6 +42,7 @@ SILENCE = 60.0
 CHUNK = 50
 """Programs of one process: it takes 6 s to start."""
 WORKERS = 14
+"""For each card."""
 CHECKS = ("results", "gradients")
 FAILURES = ("wrong", "crash", "hang")
 
@@ -182,7 +183,7 @@ def main() -> int:
     parser.add_argument("--seeds", help="these alone, separated by commas")
     parser.add_argument("--backends", default="cuda,triton", help="separated by commas (default: %(default)s)")
     parser.add_argument("--checks", default=",".join(CHECKS), help="separated by commas (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=min(WORKERS, len(os.sched_getaffinity(0))))
+    parser.add_argument("--workers", type=int, default=cards.workers(WORKERS))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of all (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="cpu: for --backends cpp; no record is written")
     parser.add_argument("--add", type=Path, help="add the runs of this record to that of docs/measured, and end")

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools import device_record, gpu_code, processes
+from tools import cards, device_record, gpu_code, processes
 from tools.processes import Finished, Job
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -39,6 +39,7 @@ SILENCE = 100.0
 """Seconds without a line of output, after which a process is taken to hang: a line is one problem."""
 SECONDS = 540.0
 WORKERS = 12
+"""For each card."""
 RACECHECK = "-DJITGEN_RACECHECK"
 """What makes ``barrier.cuh`` order accesses in ways that racecheck sees."""
 FOUND = 9
@@ -134,7 +135,7 @@ def main() -> int:
     parser.add_argument("--tools", default=",".join(TOOLS), help="separated by commas (default: %(default)s)")
     parser.add_argument("--cases", default=",".join(sanitized.CASES), help="separated by commas (default: all)")
     parser.add_argument("--backends", default=",".join(sanitized.BACKENDS), help="separated by commas")
-    parser.add_argument("--workers", type=int, default=min(WORKERS, len(os.sched_getaffinity(0))))
+    parser.add_argument("--workers", type=int, default=cards.workers(WORKERS))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of all (default: %(default)s)")
     parser.add_argument("--inside", choices=(*TOOLS, BARE), help=argparse.SUPPRESS)
     device_record.add_options(parser)

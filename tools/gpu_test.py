@@ -36,14 +36,14 @@ from types import MappingProxyType
 from typing import Any
 
 from jitgen import settings
-from tests.watched import CASES_KILLED, FOLDER
-from tools import device_record
+from tests.watched import CARDS, CASES_KILLED, FOLDER
+from tools import cards, device_record
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PATHS = ("tests/device", "tests/compile/test_load_inline.py", "tests/compile/test_load_inline_families.py")
 """Where tests are that need a GPU: every worker imports all of these, which takes it 10 s."""
 MOST_WORKERS = 14
-"""More share one card's memory and its time without a gain."""
+"""For each card: more share its memory and its time without a gain."""
 TEST_SECONDS = 60.0
 """Limit of a test. The slowest compile 30 kernels of CUTLASS, which takes 30 s where no store has them."""
 ALONE = 2.0
@@ -52,7 +52,9 @@ SECONDS = 480.0
 """Limit of the whole: less than the 10 minutes after which many machines with GPUs end a command."""
 CASES = 2
 """Cases of a test that may be killed before its other cases are not run."""
-SLOWEST = 3 * MOST_WORKERS
+SPARE = 2
+"""Processors that are left to those that compile."""
+SLOWEST = 4 * MOST_WORKERS
 """Slow tests that a record names: the workers of the next run begin with them."""
 IDLE_SECONDS = 60.0
 """After so many seconds without a test that runs, the run is ended: a process of it has died in a way unforeseen."""
@@ -118,7 +120,7 @@ def run_pytest(
         (folder / "running").mkdir()
         (folder / "slowest").write_text("\n".join(slowest_before()))
         environment = {**os.environ, FOLDER: temporary, CASES_KILLED: str(limits.cases), "PYTHONUNBUFFERED": "1"}
-        environment |= variables
+        environment |= {CARDS: ",".join(cards.visible()), **variables}
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         command = [sys.executable, "-m", "pytest", "-p", "tests.watched", "-p", "no:cacheprovider", "-n", str(workers)]
@@ -270,6 +272,7 @@ def run_all(options: Sequence[str], paths: Sequence[str], workers: int, limits: 
     slowest = sorted(first.seconds.items(), key=lambda item: -item[1])[:SLOWEST]
     errors = {**first.errors, **alone.errors}
     return {
+        "cards": len(cards.visible()),
         "closing": [run.closing for run in (first, alone) if run.closing],
         **{kind.replace(" ", "_"): len(names.get(kind, ())) for kind in ("passed", "skipped", "failed", "not run")},
         "hangs": names.get("hangs", []),
@@ -290,14 +293,10 @@ def say(text: str) -> None:
     print(f"\ngpu-test: {text}", flush=True)
 
 
-def default_workers() -> int:
-    """Processes for the tests: two processors are left to those that compile."""
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) - 2))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
+    workers = cards.workers(MOST_WORKERS, SPARE)
+    parser.add_argument("--workers", type=int, default=workers, help="processes (default: %(default)s)")
     parser.add_argument("--marks", default="gpu and not slow", help="pytest's -m (default: %(default)s)")
     parser.add_argument("--test-seconds", type=float, default=TEST_SECONDS, help="limit of a test")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of all")

@@ -1,8 +1,9 @@
-"""Runs commands in processes that are killed where they write nothing for too long, several at a time."""
+"""Runs commands in processes that are killed where they write nothing for too long, several at a time, on all cards."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import select
@@ -12,7 +13,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
+
+from tools import cards
 
 ENDING = 20.0
 """Seconds within which a process ends that was killed, or that has closed its output."""
@@ -54,24 +58,26 @@ class Finished:
 def run(jobs: queue.Queue[Job], workers: int, deadline: float) -> Iterator[Finished]:
     """The jobs as they finish. Whoever iterates may put further ones into the queue. At ``deadline``, on the monotonic
     clock, those that run are killed, and none is started any more."""
-    results: queue.Queue[Finished] = queue.Queue()
-    active = 0
-    while active or not jobs.empty():
-        while active < workers and not jobs.empty() and time.monotonic() < deadline:
-            threading.Thread(target=lambda job: results.put(run_one(job, deadline)), args=(jobs.get(),)).start()
-            active += 1
-        if not active:
+    results: queue.Queue[tuple[int, Finished]] = queue.Queue()
+    idle = list(range(workers))
+    while len(idle) < workers or not jobs.empty():
+        while idle and not jobs.empty() and time.monotonic() < deadline:
+            worker, job = idle.pop(0), jobs.get()
+            run_job = functools.partial(run_one, job, deadline, cards.variables(worker, cards.visible()))
+            threading.Thread(target=lambda at, run: results.put((at, run())), args=(worker, run_job)).start()
+        if len(idle) == workers:
             return
-        yield results.get()
-        active -= 1
+        worker, finished = results.get()
+        yield finished
+        idle.append(worker)
 
 
-def run_one(job: Job, deadline: float) -> Finished:
-    """Run one job to its end, or to the end of its silence or of ``deadline``."""
+def run_one(job: Job, deadline: float, variables: Mapping[str, str] = MappingProxyType({})) -> Finished:
+    """Run one job to its end, or to the end of its silence or of ``deadline``, with added ``variables``."""
     began = time.monotonic()
     process = subprocess.Popen(
         job.command,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **job.environment},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **variables, **job.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 from tests import fresh
 from tests.watched import spread
-from tools import device_record, gpu_code, gpu_test
+from tools import cards, device_record, gpu_code, gpu_test, processes
 
 CHECKOUT = gpu_code.CHECKOUT
 
@@ -189,6 +192,17 @@ def test_a_record_says_what_was_tested_and_what_has_changed_since(tmp_path: Path
 def test_no_card_no_record(tmp_path: Path) -> None:
     assert device_record.write("tests", {"card": None}, tmp_path) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_are_spread_over_the_cards_and_see_all_of_them() -> None:
+    firsts = [cards.variables(worker, ("4", "6", "7"))["CUDA_VISIBLE_DEVICES"] for worker in range(4)]
+    assert firsts == ["4,6,7", "6,7,4", "7,4,6", "4,6,7"]
+    assert cards.variables(1, ("0",)) == cards.variables(1, ()) == {}
+    jobs: queue.Queue[processes.Job] = queue.Queue()
+    for name in "abc":
+        jobs.put(processes.Job(name, [sys.executable, "-c", "pass"], silence=60.0))
+    finished = list(processes.run(jobs, 2, time.monotonic() + 60))
+    assert sorted((each.job.name, each.status) for each in finished) == [("a", 0), ("b", 0), ("c", 0)]
 
 
 def test_what_is_not_gpu_code_exists() -> None:
