@@ -14,12 +14,12 @@ Neighbours: ``families/moved.py`` makes the states, ``families/steps.py`` orders
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from jitgen.families.updates import is_input, is_scatter_into
-from jitgen.ir.analysis import rewritten, walked
-from jitgen.ir.graph import Graph, Node
+from jitgen.ir.analysis import rewritten_graph
+from jitgen.ir.graph import Graph, Node, walked
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import INPUT, SCATTER, VIEW
 from jitgen.ir.views import Mover
@@ -70,11 +70,7 @@ def with_written_reshapes(graph: Graph, mover: Mover) -> Graph:
         attrs = scatter.attrs._replace(movements=movements)
         return mover.builder.like(scatter, (reshape.inputs[0], *others), node.shape, attrs)
 
-    memo: dict[int, Node] = {}
-    for root in graph.results:
-        rewritten(root, mover, change, memo)
-    outputs = tuple(memo[id(node)] for node in graph.outputs)
-    return replace(graph, outputs=outputs, mutated=tuple((number, memo[id(node)]) for number, node in graph.mutated))
+    return rewritten_graph(graph, mover, change)
 
 
 def _reshaped_scatters(value: Node, number: int) -> list[Node]:

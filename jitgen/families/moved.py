@@ -19,8 +19,7 @@ from jitgen.families.several_views import stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
-from jitgen.ir.analysis import walked
-from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, topological
+from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, topological, walked
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, SCALAR, VIEW
 from jitgen.ir.regions import MAX_READS

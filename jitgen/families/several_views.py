@@ -11,14 +11,14 @@ Neighbours: ``families/moved.py`` asks before it moves views.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jitgen.families.family import Partition
 from jitgen.families.storage import storage_of
 from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
-from jitgen.ir.graph import Movement, Node, Shape, topological
+from jitgen.ir.graph import Movement, Node, Shape, topological, walked
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAST, CAT, CONTRACT, COUNTED, INPUT, PRODUCTS, REDUCE, SCAN, SORT, TAKEN, VIEW
 from jitgen.ir.symbols import Scalar
@@ -103,18 +103,22 @@ def _quantised_in_blocks(index: Index) -> set[Node]:
     for codes in index.order:
         if codes.kind is not CAST or codes.dtype not in SIGNED or REDUCE not in codes.kinds:
             continue
-        stack, seen = [codes], set[Node]()
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            source = node.inputs[0] if node.kind is VIEW and node.attrs.kind == "reshape" else None
-            if source is not None and node.shape[-1] in BLOCKS_OF_ROWS:
-                values |= {_before_widening(source)} if _is_of_others(source) else set()
-            elif source is not None or node.kind.is_pointwise:
-                stack += node.inputs
+        for node in walked([codes], _above_blocks):
+            if _is_in_blocks(node) and _is_of_others(node.inputs[0]):
+                values.add(_before_widening(node.inputs[0]))
     return values
+
+
+def _is_reshape(node: Node) -> bool:
+    return node.kind is VIEW and node.attrs.kind == "reshape"
+
+
+def _is_in_blocks(node: Node) -> bool:
+    return _is_reshape(node) and node.shape[-1] in BLOCKS_OF_ROWS
+
+
+def _above_blocks(node: Node) -> Sequence[Node]:
+    return node.inputs if node.kind.is_pointwise or (_is_reshape(node) and not _is_in_blocks(node)) else ()
 
 
 def _is_of_others(node: Node) -> bool:

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.analysis import walked
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape, topological, walked
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import INPUT, SCATTER, VIEW
 from jitgen.ir.regions import Region

@@ -20,9 +20,8 @@ from jitgen.gradients.rules import RULES, reads
 from jitgen.gradients.structured import DERIVATIVES
 from jitgen.gradients.weights import Weighted, recognised
 from jitgen.ir import symbols
-from jitgen.ir.analysis import walked
 from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, differentiated, is_detached
-from jitgen.ir.graph import Builder, Graph, Node, equal_sizes, topological
+from jitgen.ir.graph import Builder, Graph, Node, equal_sizes, topological, walked
 from jitgen.ir.nodes import CONTRACT, CUSTOM_GRADIENT, DEQUANTIZE, INPUT, PHILOX, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
@@ -156,14 +155,15 @@ def _active(graph: Graph, wanted: Collection[int]) -> frozenset[int]:
 def _reached(graph: Graph, active: Collection[int], zero: Collection[int]) -> list[Node]:
     """Returns the nodes, each after its operands, whose gradients are asked for; those of ``zero`` are known to be
     zero."""
-    met: set[int] = set()
-    stack = list(graph.outputs)
-    while stack:
-        node = stack.pop()
-        if id(node) in active and id(node) not in zero and id(node) not in met:
-            met.add(id(node))
-            stack.extend(node.inputs[position] for position in differentiated(node))
-    return [node for node in topological(graph.outputs) if id(node) in met and node.kind is not INPUT]
+
+    def has_gradient(node: Node) -> bool:
+        return id(node) in active and id(node) not in zero
+
+    def below(node: Node) -> Iterable[Node]:
+        return filter(has_gradient, (node.inputs[position] for position in differentiated(node)))
+
+    reached = set(walked(filter(has_gradient, graph.outputs), below))
+    return [node for node in topological(graph.outputs) if node in reached and node.kind is not INPUT]
 
 
 def _compared(graph: Graph, reached: Iterable[Node]) -> set[int]:
@@ -215,17 +215,12 @@ def without_gradient(graph: Graph, wanted: Collection[int]) -> tuple[int, ...]:
 
 def inputs_reached(plan: Plan, results: Iterable[Node]) -> frozenset[int]:
     """Returns the inputs to which a gradient flows from ``results``; eager torch gives the others none."""
-    inputs: set[int] = set()
-    stack, seen = [node for node in results if id(node) in plan.active], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.kind is INPUT:
-            inputs.add(node.attrs.number)
-        stack.extend(node.inputs[position] for position in active_operands(node, plan.active))
-    return frozenset(inputs)
+
+    def below(node: Node) -> Iterable[Node]:
+        return (node.inputs[position] for position in active_operands(node, plan.active))
+
+    nodes = walked((node for node in results if id(node) in plan.active), below)
+    return frozenset(node.attrs.number for node in nodes if node.kind is INPUT)
 
 
 def launched(graph: Graph, results: Sequence[Node], returned: int) -> tuple[Graph, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.gradients.shifts import changes_nothing
-from jitgen.ir.analysis import varies
+from jitgen.ir.analysis import nearest, varies
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import SELECTION, linear_operand, x
 from jitgen.ir.graph import Graph, Node
@@ -181,18 +181,8 @@ def _sums_of(power: Node, user: Node, users: Users) -> tuple[Node, ...] | None:
 
 def _product_of(scores: Node) -> Node | None:
     """Returns the product from which ``scores`` are computed by pointwise operations and views, the nearest first."""
-    stack, seen = [scores], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if node.kind is CONTRACT:
-            if len(axes(node.attrs.equation).contracted) == 1:
-                return node
-        elif node.kind.is_pointwise or node.kind in (VIEW, CUSTOM_GRADIENT):
-            stack.extend(reversed(node.inputs))
-    return None
+    products = nearest(scores, (CONTRACT,), lambda node: node.kind.is_pointwise or node.kind in (VIEW, CUSTOM_GRADIENT))
+    return next((node for node in products if len(axes(node.attrs.equation).contracted) == 1), None)
 
 
 class RowGradients:

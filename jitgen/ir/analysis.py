@@ -6,9 +6,10 @@ Neighbours: nodes are ``ir/graph.py``'s, movements ``ir/views.py``'s; the famili
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, Shape, one_along, topological
+from jitgen.ir.graph import Graph, Node, Shape, one_along, topological, walked
 from jitgen.ir.nodes import CAT, GATHER, IOTA, REDUCE, SORT, STRUCTURED, VIEW, Kind
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
@@ -29,16 +30,15 @@ def nearest(root: Node, kinds: Collection[Kind], passes: Callable[[Node], bool])
     return (node for node in walked([root], below) if node.kind in kinds)
 
 
-def walked(roots: Iterable[Node], below: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
-    """Yields ``roots``, and the nodes that ``below`` leads to from what has been yielded; each once, and the last of
-    several first."""
-    stack, seen = list(roots), set[Node]()
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            stack.extend(below(node))
+def rewritten_graph(
+    graph: Graph, mover: Mover, change: Callable[[Node, Node], Node], memo: dict[int, Node] | None = None
+) -> Graph:
+    """Rebuilds ``graph`` as ``rewritten`` does its results."""
+    memo = {} if memo is None else memo
+    for root in graph.results:
+        rewritten(root, mover, change, memo)
+    outputs = tuple(memo[id(node)] for node in graph.outputs)
+    return replace(graph, outputs=outputs, mutated=tuple((number, memo[id(node)]) for number, node in graph.mutated))
 
 
 def rewritten(

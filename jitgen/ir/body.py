@@ -11,11 +11,11 @@ templates of a family load and store the operands around them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen.ir.graph import Movement, Shape
+from jitgen.ir.graph import Movement, Shape, walked
 from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Axis, Stage, row_rank_of, shape_of
 from jitgen.ir.rounding import NARROW
@@ -262,14 +262,23 @@ def placed(instruction: Instruction, before: Sequence[Instruction], operands: Se
 
 def elements_under(body: Body, roots: Sequence[int]) -> set[int]:
     """Returns the element instructions from which ``roots`` are computed."""
-    positions: set[int] = set()
-    stack = list(roots)
-    while stack:
-        for argument in body.instructions[stack.pop()].args:
-            if not body.instructions[argument].row and argument not in positions:
-                positions.add(argument)
-                stack.append(argument)
-    return positions
+
+    def below(position: int) -> Iterator[int]:
+        return (argument for argument in body.instructions[position].args if not body.instructions[argument].row)
+
+    return set(walked((argument for root in roots for argument in below(root)), below))
+
+
+def behind(instructions: Sequence[Instruction], roots: Iterable[int], stops: Container[int] = ()) -> set[int]:
+    """Returns ``roots`` and the positions that they are computed from, but not what is only behind ``stops``."""
+    return set(walked(roots, lambda position: () if position in stops else instructions[position].args))
+
+
+def with_all_behind(instructions: Sequence[Instruction], roots: Iterable[int]) -> tuple[Instruction, ...]:
+    """Returns the instructions at ``roots`` and all that they are computed from, in their order."""
+    needed = sorted(behind(instructions, roots))
+    now = {position: number for number, position in enumerate(needed)}
+    return tuple(replace(instructions[p], args=tuple(now[a] for a in instructions[p].args)) for p in needed)
 
 
 def identity_of(instruction: Instruction) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ A softmax is such a value: exp(S - b) * r, with b and r one value for a row. Att
 
 from __future__ import annotations
 
-from jitgen.ir.analysis import runs_along, walked
-from jitgen.ir.graph import Node
+from jitgen.ir.analysis import runs_along
+from jitgen.ir.graph import Node, walked
 from jitgen.ir.patterns import ZERO, Rewrite, Rewrites, cast, select, wildcards
 from jitgen.spec import DTYPES
 

@@ -16,9 +16,9 @@ Neighbours: ``trace/`` builds graphs, ``families/partition.py`` divides them int
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from jitgen.ir import symbols
 from jitgen.ir.nodes import DEQUANTIZE, GATHER, INPUT, KINDS, VIEW, Kind
@@ -249,6 +249,21 @@ def topological(roots: Iterable[Node], leaves: Collection[Kind] = (), known: Con
             else:
                 order.append(node)
     return order
+
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+def walked(roots: Iterable[Item], below: Callable[[Item], Iterable[Item]]) -> Iterator[Item]:
+    """Yields ``roots``, and the nodes that ``below`` leads to from what has been yielded; each once, and the last of
+    several first. Anything hashable serves as a node, such as the position of an instruction."""
+    stack, seen = list(roots), set[Item]()
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            stack.extend(below(node))
 
 
 # --------------------------------------------------------------------------------------------------- canonical form

@@ -8,9 +8,9 @@ which kinds of nodes it is computed by.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, topological, walked
 
 
 class Index:
@@ -66,14 +66,11 @@ class Index:
     def reached(self, sources: Iterable[Node], stops: Callable[[Node], bool] = lambda _: False) -> set[Node]:
         """Returns ``sources`` and the nodes that are computed from them on paths without a node for which ``stops``
         holds."""
-        stack = [source for source in sources if not stops(source)]
-        reached = set(stack)
-        while stack:
-            for user in self.users[stack.pop()]:
-                if user not in reached and not stops(user):
-                    reached.add(user)
-                    stack.append(user)
-        return reached
+
+        def readers(node: Node) -> Iterator[Node]:
+            return (user for user in self.users[node] if not stops(user))
+
+        return set(walked((source for source in sources if not stops(source)), readers))
 
     def behind(self, node: Node) -> int:
         """Returns ``node`` and the nodes that it is computed from, as ``set_of`` does."""
@@ -111,16 +108,11 @@ class Reach:
         self._reached = index.reached(sources, stops)
 
     def __contains__(self, node: Node) -> bool:
-        stack, seen = [node], set[Node]()
-        while stack:
-            top = stack.pop()
-            if top in seen or self._stops(top):
-                continue
-            seen.add(top)
-            if top in self._reached:
-                return True
-            if top not in self._index.users:
-                if self._is_source(top):
-                    return True
-                stack.extend(top.inputs)
-        return False
+        def below(node: Node) -> Iterator[Node]:
+            return (child for child in node.inputs if not self._stops(child)) if self._is_new(node) else iter(())
+
+        nodes = walked(() if self._stops(node) else (node,), below)
+        return any(top in self._reached or (self._is_new(top) and self._is_source(top)) for top in nodes)
+
+    def _is_new(self, node: Node) -> bool:
+        return node not in self._index.users

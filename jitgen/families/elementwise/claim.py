@@ -20,7 +20,7 @@ from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
 from jitgen.ir.analysis import sliced
 from jitgen.ir.body import Body
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape, topological, walked
 from jitgen.ir.nodes import CAT, GATHER, INPUT, SCATTER, VIEW
 from jitgen.ir.regions import MAX_READS, Region, Store, grid_axes
 from jitgen.ir.scatters import scatter_store
@@ -120,15 +120,9 @@ def _add(regions: list[Region], region: Region, mover: Mover) -> None:
 
 def _leaves(stores: Sequence[Store]) -> list[Node]:
     """Returns the inputs, or views of inputs, that ``stores`` read."""
-    seen: dict[int, Node] = {}
-    stack = [node for store in stores for node in store.sources]
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen[id(node)] = node
-            if node.kind not in (INPUT, VIEW):
-                stack.extend(node.inputs)
-    return [node for node in seen.values() if node.kind in (INPUT, VIEW)]
+    sources = (node for store in stores for node in store.sources)
+    nodes = walked(sources, lambda node: () if node.kind in (INPUT, VIEW) else node.inputs)
+    return [node for node in nodes if node.kind in (INPUT, VIEW)]
 
 
 def _without_one_concatenation(
@@ -179,15 +173,8 @@ def _is_writable(region: Region, results: Sequence[Node], mover: Mover) -> bool:
 def _reached_without_views(region: Region) -> set[int]:
     """Returns the nodes that are computed at the region's own coordinates: reached from a store through pointwise
     nodes."""
-    reached: set[int] = set()
-    stack = [node for store in region.stores for node in store.sources]
-    while stack:
-        node = stack.pop()
-        if id(node) not in reached:
-            reached.add(id(node))
-            if node.kind not in (CAT, VIEW):
-                stack.extend(node.inputs)
-    return reached
+    sources = (node for store in region.stores for node in store.sources)
+    return {id(node) for node in walked(sources, lambda node: () if node.kind in (CAT, VIEW) else node.inputs)}
 
 
 def _divided_at(region: Region, cat: Node, mover: Mover) -> list[Region]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.device import Device
-from jitgen.ir.analysis import is_taken, nearest, rewritten
+from jitgen.ir.analysis import is_taken, nearest, rewritten_graph
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Graph, Node, kinds_of
 from jitgen.ir.nodes import COUNTED, GATHER, REDUCE, SORT, VIEW, Kind
@@ -37,14 +37,8 @@ def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     def change(node: Node, rebuilt: Node) -> Node:
         return _added(rebuilt, mover) if _is_short_sum(node, chosen, mover) else rebuilt
 
-    memo: dict[int, Node] = {}
-    for root in graph.results:
-        rewritten(root, mover, change, memo)
-    if NAME not in mover.fired:
-        return graph
-    outputs = tuple(memo[id(node)] for node in graph.outputs)
-    mutated = tuple((number, memo[id(node)]) for number, node in graph.mutated)
-    return Graph(graph.name, graph.inputs, outputs, graph.guards, mutated)
+    changed = rewritten_graph(graph, mover, change)
+    return changed if NAME in mover.fired else graph
 
 
 def _is_short_sum(node: Node, chosen: Sequence[Kind], mover: Mover) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from jitgen.families.gemm.matrices import batch_rank
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, topological, walked
 from jitgen.ir.nodes import PRODUCTS, VIEW
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover, inverse
@@ -65,18 +65,18 @@ def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:
 
 def _is_followed_by_epilogue(product: Node, users: Users, flat: bool) -> bool:
     """Returns whether all that is computed from ``product`` could be its epilogue."""
-    stack, seen = [product], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if flat and (node.shape != product.shape or len(node.shape) != batch_rank(product) + 2):
-            return False
-        if not (node is product or node.kind.is_pointwise or _is_undone(node, flat)):
-            return False
-        stack.extend(users[id(node)])
-    return True
+    rank = batch_rank(product) + 2
+    return not (flat and len(product.shape) != rank) and _are_epilogue(product, None, users, flat)
+
+
+def _are_epilogue(start: Node, end: Node | None, users: Users, flat: bool) -> bool:
+    """Returns whether all that is computed from ``start``, up to ``end``, is pointwise and of ``start``'s shape, or a
+    view that flattening undoes."""
+    nodes = walked([start], lambda node: () if node is end else users[id(node)])
+    return all(
+        not (flat and node.shape != start.shape) and (node is start or node.kind.is_pointwise or _is_undone(node, flat))
+        for node in nodes
+    )
 
 
 def _is_undone(node: Node, flat: bool) -> bool:
@@ -104,7 +104,7 @@ def _last_value_of_all_paths(product: Node, order: Sequence[Node], users: Users,
         post_dominator[id(node)] = None if id(node) in results else common
     chosen = reached = product
     while (following := post_dominator[id(reached)]) is not None:
-        if not _is_epilogue_between(reached, following, users, flat) or {id(following)} == results:
+        if not _are_epilogue(reached, following, users, flat) or {id(following)} == results:
             break
         reached = following
         if reached.kind.is_pointwise:
@@ -125,21 +125,3 @@ def _first_in_common(
         else:
             right = post_dominator[id(right)]
     return left
-
-
-def _is_epilogue_between(start: Node, end: Node, users: Users, flat: bool) -> bool:
-    """Returns whether every node on the paths from ``start`` to ``end``, and ``end``, is pointwise and of ``start``'s
-    shape, or a view that flattening undoes."""
-    stack, seen = [start], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if flat and node.shape != start.shape:
-            return False
-        if not (node is start or node.kind.is_pointwise or _is_undone(node, flat)):
-            return False
-        if node is not end:
-            stack.extend(users[id(node)])
-    return True

@@ -28,8 +28,7 @@ from jitgen.families.family import Partition
 from jitgen.families.gemm.matrices import flattened, keeps_last_dimension, restored
 from jitgen.families.storage import for_elements, storage_of
 from jitgen.ir import symbols
-from jitgen.ir.analysis import walked
-from jitgen.ir.graph import Node, kinds_of
+from jitgen.ir.graph import Node, kinds_of, walked
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, PRODUCTS, REDUCE, VIEW
 from jitgen.ir.ops import OPS
@@ -187,17 +186,12 @@ def _fused_products(index: Index) -> set[Node]:
 def _last_products(nodes: Iterable[Node], powers: Collection[Node], seen: Collection[Node]) -> set[Node]:
     """Returns the products that ``nodes`` are computed from without another one between, or a reduction of anything but
     ``powers``: the gradient of a result, of which a backward adds up rows, is in memory."""
-    stack, visited, products = list(nodes), set(seen), set[Node]()
-    while stack:
-        node = stack.pop()
-        if node in visited:
-            continue
-        visited.add(node)
-        if node.kind is CONTRACT:
-            products.add(node)
-        elif node.kind.is_pointwise or node.kind in (VIEW, CAT) or (node.kind is REDUCE and node in powers):
-            stack.extend(node.inputs)
-    return products
+
+    def below(node: Node) -> Iterable[Node]:
+        passes = node.kind.is_pointwise or node.kind in (VIEW, CAT) or (node.kind is REDUCE and node in powers)
+        return (child for child in node.inputs if child not in seen) if passes else ()
+
+    return {node for node in walked((node for node in nodes if node not in seen), below) if node.kind is CONTRACT}
 
 
 # ------------------------------------------------------------------------------------------------------------ stored
@@ -236,14 +230,11 @@ def _without_views(node: Node, own: Collection[Node]) -> Node:
 
 def _reached(owner: Owner, index: Index, own: Collection[Node], kept: Collection[Node]) -> set[Node]:
     """Returns the nodes of ``owner`` that are computed from its products otherwise than through ``kept``."""
-    stack, reached = list(owner.products), set[Node]()
-    while stack:
-        node = stack.pop()
-        if node in kept or node in reached:
-            continue
-        reached.add(node)
-        stack.extend(user for user in index.users[node] if user in own)
-    return reached
+
+    def readers(node: Node) -> Iterable[Node]:
+        return (user for user in index.users[node] if user in own and user not in kept)
+
+    return set(walked((product for product in owner.products if product not in kept), readers))
 
 
 def _cheapest(
@@ -295,12 +286,7 @@ def _on_the_way(
 ) -> tuple[list[Node], list[Node]]:
     """Returns the nodes of ``owner`` that ``leaving`` are computed from, and those of them that all are computed from
     alone."""
-    needed, stack = set[Node](), list(leaving)
-    while stack:
-        node = stack.pop()
-        if node not in needed and node in own:
-            needed.add(node)
-            stack.extend(node.inputs)
+    needed = set(walked(leaving, lambda node: (child for child in node.inputs if child in own)))
     order = [node for node in owner.nodes if node in needed]
     position = {node: number for number, node in enumerate(order)}
     last_start = max(position[node] for node in order if node.kind in PRODUCTS)

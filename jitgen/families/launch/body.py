@@ -15,7 +15,7 @@ from jitgen.ir import symbols
 from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
 from jitgen.ir.body_builder import BodyBuilder, stored_of
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node, Shape, walked
 from jitgen.ir.launches import DOUBLE, FLOAT, INT, UNSPECIALIZED
 from jitgen.ir.nodes import LAUNCH
 from jitgen.ir.regions import Region, Store
@@ -88,13 +88,7 @@ class _RuleBuilder(BodyBuilder):
 
 def launch_of(value: Node) -> Node:
     """Returns the launch that ``value`` is, or is computed of pointwise."""
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if node.kind is LAUNCH:
-            return node
-        stack.extend(child for child in node.inputs if LAUNCH in child.kinds)
-    raise AssertionError("a region of this family launches a kernel")
+    return next(node for node in walked([value], lambda node: node.inputs) if node.kind is LAUNCH)
 
 
 def body(region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalars: list[tuple[Expr, str]]) -> Body:

@@ -20,7 +20,7 @@ from jitgen.families.launch import NAME, accumulators, splices
 from jitgen.families.launch.layout import parameter_of
 from jitgen.ir import symbols
 from jitgen.ir.attributes import CHANNELS_LAST, KernelText
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape, topological, walked
 from jitgen.ir.index import Index
 from jitgen.ir.launches import TENSOR, TRITON
 from jitgen.ir.nodes import IOTA, LAUNCH, VIEW
@@ -177,15 +177,12 @@ def keeps_offsets(node: Node) -> bool:
 
 def _tensors_of(root: Node) -> set[Node]:
     """Returns the tensors that a rule reads for ``root``."""
-    leaves: set[Node] = set()
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node.kind.is_pointwise:
-            stack.extend(node.inputs)
-        elif not node.under_views.kind.is_number:
-            leaves.add(node)
-    return leaves
+    nodes = walked([root], _pointwise_operands)
+    return {node for node in nodes if not (node.kind.is_pointwise or node.under_views.kind.is_number)}
+
+
+def _pointwise_operands(node: Node) -> Sequence[Node]:
+    return node.inputs if node.kind.is_pointwise else ()
 
 
 def _read_elsewhere(rule: Sequence[Node], index: Index) -> list[Node]:
@@ -208,19 +205,14 @@ def is_fused(value: Node) -> bool:
     elements, and of tensors."""
     if sum(node.kind is LAUNCH for node in topological([value])) != 1:
         return False
-    stack = [value]
-    while stack:
-        node = stack.pop()
-        if is_result(node):
-            if node.shape != value.shape:
-                return False
-            continue
-        if node.kind.is_number or node.is_in_memory or node.under_views.kind is IOTA:
-            continue
-        if not node.kind.is_pointwise:
-            return False
-        stack.extend(node.inputs)
-    return True
+
+    def is_known(node: Node) -> bool:
+        return is_result(node) or node.kind.is_number or node.is_in_memory or node.under_views.kind is IOTA
+
+    nodes = walked([value], lambda node: () if is_known(node) else node.inputs)
+    return all(
+        node.shape == value.shape if is_result(node) else is_known(node) or node.kind.is_pointwise for node in nodes
+    )
 
 
 # ------------------------------------------------------------------------------------------------- before an operand
@@ -259,11 +251,4 @@ def is_computed_at_loads(node: Node, number: int, users: Collection[Node], parti
 
 
 def _operations_of(root: Node) -> list[Node]:
-    computed: dict[Node, None] = {}
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node.kind.is_pointwise and node not in computed:
-            computed[node] = None
-            stack.extend(node.inputs)
-    return list(computed)
+    return [node for node in walked([root], _pointwise_operands) if node.kind.is_pointwise]

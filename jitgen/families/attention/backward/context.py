@@ -14,7 +14,7 @@ from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, masks_of,
 from jitgen.families.attention.rule.context import Frame, Operand, Rule, frame_attributes, operand_of, rule_of
 from jitgen.families.attention.rule.layout import is_tile, results_of
 from jitgen.families.attention.rule.narrow import narrowed
-from jitgen.ir.body import Body, Instruction, identity_of
+from jitgen.ir.body import Body, Instruction, behind, identity_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.render import renderer
@@ -170,11 +170,8 @@ def _needed(body: Body) -> dict[int, set[int]]:
     """Returns, for each result, the positions of the instructions that its stores are computed from."""
     positions: dict[int, set[int]] = {}
     for number, stores in zip(results_of(body), stores_of(body), strict=True):
-        needed = {p for p, i in enumerate(body.instructions) if i.op == "store" and i.attr in stores}
-        for position in reversed(range(len(body.instructions))):
-            if position in needed:
-                needed.update(body.instructions[position].args)
-        positions[number] = needed
+        stored = [p for p, i in enumerate(body.instructions) if i.op == "store" and i.attr in stores]
+        positions[number] = behind(body.instructions, stored)
     return positions
 
 

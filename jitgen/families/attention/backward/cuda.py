@@ -20,7 +20,7 @@ from jitgen.families.attention.backward.context import (
     merged,
 )
 from jitgen.families.attention.backward.layout import Layout
-from jitgen.families.attention.backward.pairs import BOTH, Rule, behind, rule_of
+from jitgen.families.attention.backward.pairs import BOTH, Rule, rule_of
 from jitgen.families.attention.backward.wgmma import (
     Roles,
     WgmmaSchedule,
@@ -32,7 +32,7 @@ from jitgen.families.attention.rule.bounds import known_ends, without_conditions
 from jitgen.families.attention.rule.context import Operand, numbered, of_scores
 from jitgen.families.attention.rule.cuda import WORDS, coordinates, parameters_of, run
 from jitgen.families.attention.rule.layout import is_tile, results_of
-from jitgen.ir.body import Body
+from jitgen.ir.body import Body, behind
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed import indices, sum_of
 from jitgen.schedule.declared import Member

@@ -20,10 +20,10 @@ from typing import Any
 from jitgen.families.attention.rule.heads import with_split
 from jitgen.families.attention.rule.region import stops
 from jitgen.families.attention.rule.views import last_two
-from jitgen.ir.analysis import at_own_coordinates, walked
+from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.exponentials import linear_in
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape, topological, walked
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, REDUCE, VIEW
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, cast, contract, view, wildcards
@@ -119,19 +119,14 @@ def is_backward(node: Node) -> bool:
 
 def _is_function(node: Node) -> bool:
     """Returns whether ``node`` is computed, by pointwise operations and views, from an exponential of a product."""
-    stack: list[tuple[Node, bool]] = [(node, False)]
-    seen: set[tuple[int, bool]] = set()
-    while stack:
-        node, inside = stack.pop()
-        if (id(node), inside) in seen:
-            continue
-        seen.add((id(node), inside))
-        if node.kind is CONTRACT:
-            if inside:
-                return True
-        elif node.kind.is_pointwise or node.kind is VIEW:
-            stack.extend((child, inside or node.op == "exp") for child in node.inputs)
-    return False
+
+    def below(item: tuple[Node, bool]) -> list[tuple[Node, bool]]:
+        node, inside = item
+        if not (node.kind.is_pointwise or node.kind is VIEW):
+            return []
+        return [(child, inside or node.op == "exp") for child in node.inputs]
+
+    return any(inside and node.kind is CONTRACT for node, inside in walked([(node, False)], below))
 
 
 def oriented(values: Sequence[Node], mover: Mover) -> Mapping[int, Node]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jitgen.ir.body import Instruction, identity_of
+from jitgen.ir.body import Instruction, behind, identity_of
 
 FLOAT = "float32"
 BOTH = frozenset(("row", "key"))
@@ -50,7 +50,7 @@ class Rule:
     @property
     def second_phase(self) -> tuple[int, ...]:
         """Returns the positions that are computed in the second phase, or before; ``kept`` is there."""
-        return tuple(sorted(behind(self.instructions, self.second, self.kept) - {self.kept}))
+        return tuple(sorted(behind(self.instructions, self.second, (self.kept,)) - {self.kept}))
 
     def words(self, level: str) -> tuple[int, ...]:
         """Returns the positions of the values of one row that pairs of rows are computed from, other than its index."""
@@ -113,24 +113,12 @@ def products_behind(instructions: Sequence[Instruction], root: int) -> set[int]:
     return {instructions[p].attr for p in behind(instructions, (root,)) if instructions[p].op == "contract"}
 
 
-def behind(instructions: Sequence[Instruction], roots: Sequence[int], end: int | None = None) -> set[int]:
-    """Returns the positions from which ``roots`` are computed, and these, but not what only ``end`` is computed
-    from."""
-    positions, stack = set(), list(roots)
-    while stack:
-        position = stack.pop()
-        if position not in positions:
-            positions.add(position)
-            stack.extend(() if position == end else instructions[position].args)
-    return positions
-
-
 def _kept(instructions: Sequence[Instruction], roots: Sequence[int], scores: int) -> int:
     """Returns the last value, of this product alone, through which alone ``roots`` depend on it."""
     product = next(p for p, i in enumerate(instructions) if (i.op, i.attr) == ("contract", scores))
     for position in range(max(roots), product, -1):
         if instructions[position].dtype == FLOAT and products_behind(instructions, position) == {scores}:
-            left = behind(instructions, roots, position)
+            left = behind(instructions, roots, (position,))
             if position in left and product not in left:
                 return position
     return product

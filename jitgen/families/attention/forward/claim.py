@@ -24,9 +24,9 @@ from jitgen.families.attention.forward import NAME
 from jitgen.families.attention.forward.match import Attention, matched, obstacle, row_reductions, spread_rows
 from jitgen.families.attention.forward.results import last_of, undone
 from jitgen.families.family import Claim, Partition, Question
-from jitgen.ir.analysis import at_own_coordinates, walked
+from jitgen.ir.analysis import at_own_coordinates
 from jitgen.ir.exponentials import exponential_behind
-from jitgen.ir.graph import Movement, Node, kinds_of, topological
+from jitgen.ir.graph import Movement, Node, kinds_of, topological, walked
 from jitgen.ir.index import Index, Reach
 from jitgen.ir.nodes import CONTRACT, EXP, EXP2, VIEW
 from jitgen.ir.program import Decision

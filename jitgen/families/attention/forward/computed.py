@@ -14,7 +14,7 @@ from __future__ import annotations
 from jitgen.ir import symbols
 from jitgen.ir.analysis import rewritten, varying, varying_dims
 from jitgen.ir.gathers import gathered_dims
-from jitgen.ir.graph import Node, Shape, topological
+from jitgen.ir.graph import Node, Shape, topological, walked
 from jitgen.ir.nodes import GATHER, INPUT, IOTA, VIEW
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
@@ -32,14 +32,9 @@ def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
     node = with_computed_pages(node, mover)
     order = topological([node])
     varied = varying(order)
-    reached, stack = {id(node): node}, [node]
-    while stack:  # down to what is loaded
-        for child in _computed_from(stack.pop()):
-            if id(child) not in reached:
-                reached[id(child)] = child
-                stack.append(child)
-    leaves = [node_ for node_ in reached.values() if not _computed_from(node_) and not node_.kind.is_number]
-    gathers = [node_ for node_ in reached.values() if node_.kind is GATHER]
+    reached = set(walked([node], _computed_from))  # down to what is loaded
+    leaves = [node_ for node_ in reached if not _computed_from(node_) and not node_.kind.is_number]
+    gathers = [node_ for node_ in reached if node_.kind is GATHER]
     if any(node_.under_views.kind not in (INPUT, IOTA) for node_ in leaves):
         return None
     if any(inner in varied[id(index)] for gather in gathers for index in gather.inputs[1:]):
@@ -48,7 +43,7 @@ def in_kernel(node: Node, inner: int, mover: Mover) -> Node | None:
     narrow = all(
         node_.under_views.kind is not IOTA and item_size(node_.dtype) <= item_size(node.dtype) for node_ in loaded
     )
-    few = sum(node_.kind.is_pointwise for node_ in reached.values()) <= MOST_OPERATIONS
+    few = sum(node_.kind.is_pointwise for node_ in reached) <= MOST_OPERATIONS
     return node if len(loaded) == 1 and narrow and few else None
 
 

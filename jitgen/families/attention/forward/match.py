@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from jitgen.ir.analysis import at_own_coordinates, runs_along, walked
+from jitgen.ir.analysis import at_own_coordinates, runs_along
 from jitgen.ir.attributes import ROUNDED
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.equations import axes
 from jitgen.ir.exponentials import exponential_behind, linear_in, linear_operand
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.graph import Node, topological, walked
 from jitgen.ir.index import Index, Reach
 from jitgen.ir.nodes import CAST, CAT, CONTRACT, REDUCE
 from jitgen.ir.patterns import Pattern, Through, exp, row_max, row_sum

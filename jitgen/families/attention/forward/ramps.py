@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from jitgen.codegen.printing import Line
 from jitgen.families.attention.rule.bounds import masks_of
 from jitgen.families.attention.rule.context import Rule
-from jitgen.ir.body import Instruction, unvarying
+from jitgen.ir.body import Instruction, behind, unvarying
 from jitgen.ir.ops import INTS
 
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -77,12 +77,7 @@ def split(rule: Rule, distance: str, counts: bool) -> Split:
     root = len(instructions) - 1
     floats.discard(root)
     hiding = _hiding(instructions, tests)
-    needed, stack = set(), [root]
-    while stack:
-        position = stack.pop()
-        if position not in needed:
-            needed.add(position)
-            stack.extend(() if position in tests or position in floats else instructions[position].args)
+    needed = behind(instructions, [root], tests.keys() | floats)
     row_needs: set[int] = set()
     kept: list[tuple[str, str, str]] = []
     lines: list[Line] = []
@@ -105,9 +100,7 @@ def split(rule: Rule, distance: str, counts: bool) -> Split:
             row_needs |= ramp.needs
         elif position in rule.by_position:
             lines.append(_plain(rule.by_position[position], instructions[position], names))
-    for position in range(root, -1, -1):
-        if position in row_needs:
-            row_needs.update(instructions[position].args)
+    row_needs = behind(instructions, row_needs)
     row_lines = tuple(rule.by_position[p] for p in sorted(row_needs) if p in rule.by_position)
     read = {p: instructions[p].attr for p in range(len(instructions)) if instructions[p].op in ("load", "iota")}
     of_scores = frozenset(read[p] for p in needed if p in read)

@@ -18,7 +18,7 @@ from jitgen.families.attention.forward.layout import KEYS
 from jitgen.families.attention.forward.schedule import splits
 from jitgen.families.family import ANY_FAMILY, KernelRewrite
 from jitgen.ir import symbols
-from jitgen.ir.body import Body, Instruction, Operand
+from jitgen.ir.body import Body, Instruction, Operand, behind
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.regions import Stage, grid_axes
@@ -155,7 +155,8 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
     product = joined(sums) if sums else -1
     at: dict[int, int] = {}
     numbers: dict[int, int] = {}
-    needed = _needed(body, stores)
+    stored = [p for p, i in enumerate(body.instructions) if i.op == "store" and i.attr in stores]
+    needed = behind(body.instructions, stored)
     for position, instruction in enumerate(body.instructions):
         if position not in needed:
             continue
@@ -176,12 +177,3 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
     at = {index: number for number, index in enumerate(ordered)}
     moved = (replace(i, attr=at[i.attr]) if i.op in ("load", "iota", "store") else i for i in instructions)
     return Body(grid_axes(shape), (Stage("map"),), tuple(operands[index] for index in ordered), tuple(moved))
-
-
-def _needed(body: Body, stores: Sequence[int]) -> set[int]:
-    """Returns the positions from which the stores to operands ``stores`` are computed, these included."""
-    needed = {p for p, i in enumerate(body.instructions) if i.op == "store" and i.attr in stores}
-    for position in reversed(range(len(body.instructions))):
-        if position in needed:
-            needed.update(body.instructions[position].args)
-    return needed

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
-from jitgen.ir.body import Instruction, identity_of
+from jitgen.ir.body import Instruction, identity_of, with_all_behind
 from jitgen.ir.ops import INTS
 
 
@@ -176,12 +176,7 @@ def _chosen(instructions: Sequence[Instruction], choices: Mapping[int, int]) -> 
 
 def reachable(instructions: Sequence[Instruction], root: int) -> tuple[Instruction, ...]:
     """Returns the instruction ``root`` and all that it is computed from, with ``root`` as the last."""
-    needed = {root}
-    for position in range(root, -1, -1):
-        if position in needed:
-            needed.update(instructions[position].args)
-    now = {position: number for number, position in enumerate(sorted(needed))}
-    return tuple(replace(instructions[p], args=tuple(now[a] for a in instructions[p].args)) for p in sorted(needed))
+    return with_all_behind(instructions, (root,))
 
 
 def bounds_of(instructions: Sequence[Instruction], known: Mapping[int, Ends], words: Words) -> Bounds:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from jitgen.families.attention.rule.heads import Split, with_split
 from jitgen.families.attention.rule.views import last_two
 from jitgen.families.family import Partition
-from jitgen.ir.analysis import one_of, varying_dims, walked
+from jitgen.ir.analysis import one_of, varying_dims
 from jitgen.ir.equations import equation
-from jitgen.ir.graph import Node, Shape
+from jitgen.ir.graph import Node, Shape, walked
 from jitgen.ir.nodes import CAT, VIEW
 
 

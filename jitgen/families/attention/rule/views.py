@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from jitgen.ir.analysis import at_own_coordinates
-from jitgen.ir.graph import Movement, Node
+from jitgen.ir.graph import Movement, Node, walked
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import VIEW
 from jitgen.ir.regions import Store
@@ -23,15 +24,12 @@ def undone(position: int, value: Node, end: Node, index: Index, mover: Mover) ->
         value, movements = mover.move(value, attrs, shape), (*movements, (attrs, shape))
     if value.shape != end.shape or not (value is end or end in at_own_coordinates(value, end.kind)):
         return None
-    stack, seen = [value], {end}
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            if not node.kind.is_pointwise:
-                return None
-            stack += (child for child in node.inputs if index.depends(child, end))
-    return Store(position, value, movements)
+
+    def between(node: Node) -> Iterator[Node]:
+        return (child for child in node.inputs if child is not end and index.depends(child, end))
+
+    nodes = walked([value] if value is not end else [], between)
+    return Store(position, value, movements) if all(node.kind.is_pointwise for node in nodes) else None
 
 
 def last_two(rank: int) -> tuple[Any, ...]:

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitgen.families.family import Partition
-from jitgen.ir.analysis import one_of, varies, walked
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.analysis import one_of, varies
+from jitgen.ir.graph import Node, topological, walked
 from jitgen.ir.nodes import INPUT, IOTA
 from jitgen.ir.regions import Region, Store
 from jitgen.ir.views import Strided

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitgen.ir import symbols
-from jitgen.ir.analysis import sliced, walked
-from jitgen.ir.graph import Node, topological
+from jitgen.ir.analysis import sliced
+from jitgen.ir.graph import Node, topological, walked
 from jitgen.ir.nodes import CAT, REDUCE, VIEW
 from jitgen.ir.regions import Store
 from jitgen.ir.symbols import Size

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from jitgen.ir import symbols
-from jitgen.ir.body import Instruction, identity_of, placed
+from jitgen.ir.body import Instruction, identity_of, placed, with_all_behind
 from jitgen.ir.program import Kernel
 
 
@@ -44,7 +43,9 @@ class Rewriting(abc.ABC):
                     replace(instruction, args=tuple(self.at[a] for a in instruction.args))
                 )
             self.at[position] = replacement
-        return replace(self.kernel, bodies=(replace(self.source, instructions=_alive(self.emitted)),))
+        stores = [position for position, instruction in enumerate(self.emitted) if instruction.op == "store"]
+        alive = with_all_behind(self.emitted, stores)
+        return replace(self.kernel, bodies=(replace(self.source, instructions=alive),))
 
     def emit_instruction(self, instruction: Instruction) -> int:
         """Returns the position of ``instruction``, whose arguments are positions among ``emitted``; emitted unless it
@@ -88,13 +89,3 @@ class Rewriting(abc.ABC):
         if instruction.op == "scalar":
             return self.kernel.scalars[instruction.attr] == (length, instruction.dtype)
         return instruction.op == "const" and instruction.attr == length
-
-
-def _alive(instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """Removes instructions on which no store depends."""
-    needed = {position for position, instruction in enumerate(instructions) if instruction.op == "store"}
-    for position in reversed(range(len(instructions))):
-        if position in needed:
-            needed.update(instructions[position].args)
-    now = {position: number for number, position in enumerate(sorted(needed))}
-    return tuple(replace(instructions[p], args=tuple(now[a] for a in instructions[p].args)) for p in sorted(needed))

@@ -3,7 +3,7 @@ after."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.codegen.dialect import Dialect
@@ -11,6 +11,7 @@ from jitgen.codegen.printing import Line, printed
 from jitgen.families.rows.scan import NAME
 from jitgen.families.rows.scan.schedule import Schedule
 from jitgen.ir.body import Body, Instruction
+from jitgen.ir.graph import walked
 from jitgen.ir.program import Kernel
 from jitgen.ir.scans import EXTREMA, PLACES, carry_dtype
 from jitgen.kernel.parameters import KernelParameters
@@ -173,12 +174,8 @@ def _scan(
 
 def _under(instructions: Sequence[Instruction], roots: Sequence[int]) -> tuple[int, ...]:
     """Returns the element instructions from which ``roots`` are computed, up to scans, in order."""
-    positions: set[int] = set()
-    stack = list(roots)
-    while stack:
-        for argument in instructions[stack.pop()].args:
-            instruction = instructions[argument]
-            if not instruction.row and argument not in positions and instruction.op != "scan":
-                positions.add(argument)
-                stack.append(argument)
-    return tuple(sorted(positions))
+
+    def below(position: int) -> Iterator[int]:
+        return (a for a in instructions[position].args if not instructions[a].row and instructions[a].op != "scan")
+
+    return tuple(sorted(set(walked((argument for root in roots for argument in below(root)), below))))

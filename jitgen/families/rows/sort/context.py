@@ -3,7 +3,7 @@ stores."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from jitgen.families.rows.sort.layout import is_counted, is_merge, order_of, par
 from jitgen.families.rows.sort.schedule import Schedule
 from jitgen.families.rows.sort.selection import is_selection
 from jitgen.ir.body import Body, compute_dtype, elements_under
+from jitgen.ir.graph import walked
 from jitgen.ir.program import Kernel
 from jitgen.ir.sorts import Order
 from jitgen.kernel.parameters import KernelParameters
@@ -213,14 +214,13 @@ def _rank_passes(body: Body, text: Printed, dialect: Dialect, behind: Collection
 
 def _each_rank(body: Body, text: Printed, dialect: Dialect, roots: Sequence[int]) -> tuple[tuple[str, Any], ...]:
     """Returns what is computed of each rank for the instructions at ``roots``."""
-    positions, stack = set[int](), list(roots)
-    while stack:
-        instruction = body.instructions[stack.pop()]
+
+    def below(position: int) -> Iterator[int]:
+        instruction = body.instructions[position]
         above = {"sort": (), "taken": instruction.args[1:]}.get(instruction.op, instruction.args)
-        for argument in above:
-            if not body.instructions[argument].row and argument not in positions:
-                positions.add(argument)
-                stack.append(argument)
+        return (argument for argument in above if not body.instructions[argument].row)
+
+    positions = set(walked((argument for root in roots for argument in below(root)), below))
     return tuple(_behind(body, text, position, dialect) for position in sorted(positions))
 
 

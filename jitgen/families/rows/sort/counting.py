@@ -22,7 +22,7 @@ import torch
 
 from jitgen.device import Device
 from jitgen.ir import symbols
-from jitgen.ir.analysis import rewritten
+from jitgen.ir.analysis import rewritten_graph
 from jitgen.ir.graph import Graph, Node, topological
 from jitgen.ir.nodes import CAST, CONST, COUNTED, GATHER, IOTA, REDUCE, SCALAR, SCAN, SCATTER, SORT, VIEW
 from jitgen.ir.symbols import Size
@@ -83,12 +83,7 @@ class _Counted:
 
     def graph(self, graph: Graph) -> Graph:
         """Returns ``graph`` with what is counted."""
-        memo: dict[int, Node] = {}
-        for root in graph.results:
-            rewritten(root, self.mover, self._change, memo)
-        outputs = tuple(memo[id(node)] for node in graph.outputs)
-        mutated = tuple((number, memo[id(node)]) for number, node in graph.mutated)
-        return Graph(graph.name, graph.inputs, outputs, graph.guards, mutated)
+        return rewritten_graph(graph, self.mover, self._change)
 
     def _change(self, node: Node, rebuilt: Node) -> Node:
         if node.kind is SORT and node.inputs[0] in self.rows and _is_whole_order(node):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.analysis import in_shape, is_same_shape, rewritten
+from jitgen.ir.analysis import in_shape, is_same_shape, rewritten, rewritten_graph
 from jitgen.ir.graph import Graph, Node, topological
 from jitgen.ir.nodes import CAST, CONST, LIMITED, REDUCE, SCATTER, SORT, VIEW
 from jitgen.ir.sorts import MOST_GROUPS
@@ -33,11 +33,7 @@ def recognised(graph: Graph, mover: Mover) -> Graph:
     if not memo:
         return graph
     mover.fired.setdefault(NAME)
-    for root in graph.results:
-        rewritten(root, mover, lambda _, rebuilt: rebuilt, memo)
-    outputs = tuple(memo[id(node)] for node in graph.outputs)
-    mutated = tuple((number, memo[id(node)]) for number, node in graph.mutated)
-    return Graph(graph.name, graph.inputs, outputs, graph.guards, mutated)
+    return rewritten_graph(graph, mover, lambda _, rebuilt: rebuilt, memo)
 
 
 def without_limits(node: Node, mover: Mover) -> Node:

@@ -19,9 +19,9 @@ from jitgen.families.rows.sort import NAME
 from jitgen.families.rows.sort.limits import alone
 from jitgen.families.short_rows import REDUCED
 from jitgen.ir import symbols
-from jitgen.ir.analysis import in_shape, is_taken, rewritten, walked
+from jitgen.ir.analysis import in_shape, is_taken, rewritten, rewritten_graph
 from jitgen.ir.body import Body, compute_dtype
-from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.graph import Graph, Node, topological, walked
 from jitgen.ir.nodes import COUNTED, GATHER, LIMITED, REDUCE, SORT, TAKEN, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.regions import Region, Store, row_axes
@@ -75,14 +75,7 @@ def with_taken(graph: Graph, mover: Mover) -> Graph:
         row = in_shape(row, (*places.shape[:-1], row.shape[-1]), mover)
         return mover.builder.make("taken", (row, places), node.dtype, node.shape, (), node.location)
 
-    if not taken:
-        return graph
-    memo: dict[int, Node] = {}
-    for root in graph.results:
-        rewritten(root, mover, change, memo)
-    outputs = tuple(memo[id(node)] for node in graph.outputs)
-    mutated = tuple((number, memo[id(node)]) for number, node in graph.mutated)
-    return Graph(graph.name, graph.inputs, outputs, graph.guards, mutated)
+    return rewritten_graph(graph, mover, change) if taken else graph
 
 
 def without_taken(node: Node, partition: Partition) -> Node:
