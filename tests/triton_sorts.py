@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -72,6 +73,33 @@ def first_ranks_of_a_prologue() -> Iterator[str | None]:
                 yield None if len(low.kernels) == (2 if most == 16 else 1) else f"{len(low.kernels)} kernels"
                 for got, want in zip(function(x, 0.5), sorts.first_ranks(x / 0.5, k, 1, largest), strict=True):
                     yield None if sorts.same(got, want) else f"{k} ranks, largest {largest}, at most {most}"
+
+
+@check
+def numbers_that_are_counted() -> Iterator[str | None]:
+    """Of one number there are many; a piece of columns begins within those that are counted at once."""
+
+    def routed(x: Any) -> Any:
+        ids = torch.topk(x, 2, -1)[1].reshape(-1)
+        ordered, order = torch.sort(ids)
+        counts = torch.histc(ordered.float(), bins=x.shape[1], min=0, max=x.shape[1] - 1)
+        ranks = torch.empty_like(order)
+        ranks[order] = torch.arange(order.shape[0])
+        return ordered, order, torch.cumsum(counts, 0, dtype=torch.int32), ranks
+
+    run, schedules = jitgen.jit(routed, backend="triton"), "jitgen.families.rows.sort.schedule."
+    for rows, numbers in ((1, 7), (11, 40), (45, 7)):
+        x = torch.randn(rows, numbers)
+        x[rows // 2 :, 2] = 5.0
+        ids = torch.topk(x, 2, -1)[1].reshape(-1)
+        order = torch.sort(ids, stable=True)[1]
+        ends = torch.bincount(ids, minlength=numbers).cumsum(0).int()
+        wanted = (ids[order], order, ends, torch.argsort(order))
+        with patch(schedules + "TRITON_COUNTED", 64), patch(schedules + "TRITON_COMPARED", 1024):
+            found, kernels = run(x), len(run.lower(x).kernels)
+        for name, got, want in zip(("values", "order", "ends", "ranks"), found, wanted, strict=True):
+            yield None if torch.equal(got, want) else f"{name} of {rows} rows, {numbers} numbers"
+        yield None if kernels == 2 else f"{kernels} kernels"
 
 
 @check

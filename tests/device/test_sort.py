@@ -74,8 +74,10 @@ def test_order_statistics(backend: str) -> None:
     assert torch.allclose(got, torch.quantile(y, q, 1), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("numbers", [5, 128, 300, 1024])
-def test_numbers_that_are_counted(numbers: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "numbers"), [("cuda", 5), ("cuda", 128), ("cuda", 300), ("cuda", 1024), ("triton", 5), ("triton", 300)]
+)
+def test_numbers_that_are_counted(backend: str, numbers: int) -> None:
     """The experts of tokens: their order, how many there are up to each, and where each token went."""
 
     def routed(x: Any) -> Any:
@@ -86,7 +88,7 @@ def test_numbers_that_are_counted(numbers: int) -> None:
         ranks[order] = torch.arange(order.shape[0], device=order.device)
         return ids, ordered, order, torch.cumsum(counts, 0, dtype=torch.int32), ranks
 
-    run = jitgen.jit(backend="cuda")(routed)
+    run = jitgen.jit(backend=backend)(routed)
     for rows in (1, 7, 64, 1000, 16384):
         x = torch.randn(rows, numbers, device="cuda")
         x[: rows // 2, 3] = 9.0  # of one number there are many

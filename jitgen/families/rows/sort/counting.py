@@ -29,10 +29,9 @@ from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 from jitgen.spec import DTYPES
 
-MOST_NUMBERS = 2048
-"""The largest bound: counters of a block's warps are in its shared memory."""
-DIALECTS = ("cuda", "cpp")
-"""Dialects that count."""
+MOST_NUMBERS = {"cuda": 2048, "triton": 512, "cpp": 2048}
+"""The largest bound in each dialect: counters of a block's warps are in its shared memory, and a Triton program
+compares each column with every number."""
 NAME = "numbers below a bound are sorted by counting them"
 _WHOLE = ("int32", "int64")
 
@@ -47,9 +46,8 @@ class Numbers:
 
 def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     """Returns ``graph`` with rows of numbers counted."""
-    if device.dialect not in DIALECTS:
-        return graph
-    sorted_ = filter(None, (_numbers(node, mover) for node in topological(graph.results)))
+    most = MOST_NUMBERS[device.dialect]
+    sorted_ = filter(None, (_numbers(node, most, mover) for node in topological(graph.results)))
     rows = {numbers.row: numbers for numbers in sorted_}
     if not rows:
         return graph
@@ -57,8 +55,9 @@ def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     return _Counted(mover, rows).graph(graph)
 
 
-def _numbers(node: Node, mover: Mover) -> Numbers | None:
-    """Returns what ``node`` sorts if it is all of one row of numbers below a bound, in ascending order."""
+def _numbers(node: Node, most: int, mover: Mover) -> Numbers | None:
+    """Returns what ``node`` sorts if it is all of one row of numbers below a bound of at most ``most``, in ascending
+    order."""
     if node.kind is not SORT or len(node.shape) != 1 or node.attrs[1:] != (0, False, 0):
         return None
     (row,) = node.inputs
@@ -69,7 +68,7 @@ def _numbers(node: Node, mover: Mover) -> Numbers | None:
         return None
     size: Any = base.inputs[0].shape[base.attrs.dim]
     bound = symbols.evaluate(size, mover.environment)
-    if not 2 <= bound <= MOST_NUMBERS or not mover.decide(symbols.compare("eq", size, bound)):
+    if not 2 <= bound <= most or not mover.decide(symbols.compare("eq", size, bound)):
         return None
     return Numbers(row, bound)
 

@@ -32,6 +32,11 @@ COUNTERS = 8192
 """Counters that the warps of a block which counts have together, in 32 KiB of shared memory."""
 MOST_COUNTING_WARPS = 32
 """Warps of such a block; each gives ranks to 32 columns."""
+TRITON_COMPARED = 8192
+"""Columns times counters that a Triton program compares, in registers of ``TRITON_COUNTING_THREADS`` threads."""
+TRITON_COUNTING_THREADS = 256
+TRITON_COUNTED = 1024
+"""Columns that it counts at once."""
 TRITON_MERGED = 1024
 """Elements whose ranks a Triton program finds."""
 
@@ -101,6 +106,20 @@ class CountSchedule(Schedule):
 
 
 @dataclass(frozen=True)
+class TritonCountSchedule(Schedule):
+    """Says how a Triton program counts them.
+
+    Attributes:
+        columns: that a program gives ranks to; each of ``tile`` counters is compared with each.
+        together: columns that it counts at once.
+    """
+
+    sentence = ("{columns} columns a program, with {tile} counters; {together} columns are counted at once", "wide")
+    columns: int = 0
+    together: int = 0
+
+
+@dataclass(frozen=True)
 class CpuCountSchedule(Schedule):
     """Says how a CPU thread counts them."""
 
@@ -114,6 +133,9 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         if not device.is_gpu:
             return (CpuCountSchedule(1, 1, 1, 0, layout.wide),)
         tile = max(WARP, power_of_two(geometry.bound))
+        if device.dialect == "triton":
+            columns = max(1, min(TRITON_COMPARED // tile, power_of_two(geometry.length)))
+            return (TritonCountSchedule(TRITON_COUNTING_THREADS, 1, tile, 0, layout.wide, columns, TRITON_COUNTED),)
         warps = min(MOST_COUNTING_WARPS, COUNTERS // tile, power_of_two(max(1, -(-geometry.length // WARP))))
         return (CountSchedule(WARP * warps, 1, tile, 0, layout.wide),)
     if not device.is_gpu:
@@ -139,7 +161,8 @@ def launch(
     CPU, for each row."""
     (geometry,), (body,) = geometries, kernel.bodies
     if is_counted(body):
-        blocks = -(-geometry.length // schedule.threads) if device.is_gpu else 1
+        columns = schedule.columns if isinstance(schedule, TritonCountSchedule) else schedule.threads
+        blocks = -(-geometry.length // columns) if device.is_gpu else 1
     elif is_merge(body):
         blocks = geometry.rows * -(-geometry.chunks * geometry.ranks // schedule.tile)
     else:

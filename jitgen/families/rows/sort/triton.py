@@ -1,5 +1,5 @@
-"""Builds the context of ``templates/sort/sort.py.j2``: a program sorts a block of rows, or finds ranks in sorted
-chunks."""
+"""Builds the context of ``templates/sort/sort.py.j2``: a program sorts a block of rows, finds ranks in sorted chunks,
+or counts numbers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
     """Builds template context and source options; see ``kernel/render.py``."""
     compared = _COMPARED.get(rows.order.dtype) or _INTEGERS.get(rows.order.dtype, "tl.int32")
     live = "live" if rows.merges else "inside"
+    store = _counted if rows.counts else _store
     context: dict[str, Any] = {
         "parameters": rows.triton_parameters,
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
@@ -37,9 +38,9 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         "row_loads": [_load(o, "row_live", "column") for o in rows.row_loads],
         "loads": [_load(o, live, "slot" if rows.merges else "column") for o in rows.loads],
         "list": f"{rows.loads[0].pointer} + {_at(rows.loads[0], 'other * ranks + middle')}" if rows.merges else "",
-        "element": _element(rows, compared),
+        "element": "" if rows.counts else _element(rows, compared),
         "listed": triton.load_cast("candidate", rows.order.dtype),
-        "stores": [_store(o, what, rows.order.dtype) for o, what in rows.stores],
+        "stores": [store(o, what, rows.order.dtype) for o, what in rows.stores],
     }
     return context, rows.triton_options(schedule.wide, max(1, schedule.threads // WARP))
 
@@ -71,4 +72,15 @@ def _store(operand: RowOperand, what: str, dtype: str) -> dict[str, Any]:
     else:
         value = f"place.to({triton.TYPES[operand.dtype]})"
     base = operand.base([f"i{dim}" for dim in range(len(operand.outer_strides))])
-    return fields(operand) | {"at": f"{base} + to * {operand.inner}", "stored": value}
+    return fields(operand) | {"at": f"{base} + to * {operand.inner}", "stored": value, "live": "live"}
+
+
+def _counted(operand: RowOperand, what: str, _: str) -> dict[str, Any]:
+    to, value, live = {
+        "values": ("rank", "number", "inside"),
+        "indices": ("rank", "column", "inside"),
+        "ranks": ("column", "rank", "inside"),
+        "ends": ("bins", "ends", "is_first"),
+    }[what]
+    stored = f"{value}.to({triton.TYPES[operand.dtype]})"
+    return fields(operand) | {"at": _at(operand, to), "stored": stored, "live": live}
