@@ -23,15 +23,25 @@ inline void copy_commit() {}
 template <int pending>
 void copy_wait() {}
 
-static int arrived[16];  // threads that have come to a named barrier, in all blocks so far
+// Threads of this block that have come to a named barrier. Blocks run one after another, and some may have left
+// arrivals behind that nobody waited for.
+inline int& arrivals(int id) {
+  static int counts[16];
+  static dim block;
+  if (memcmp(&block, &blockIdx, sizeof(dim)) != 0) {
+    memset(counts, 0, sizeof(counts));
+    block = blockIdx;
+  }
+  return counts[id];
+}
 template <int threads>
 void group_arrive(int id) {
-  ++arrived[id];
+  ++arrivals(id);
 }
 template <int threads>
 void group_barrier(int id, const char* name) {
-  const int enough = (arrived[id]++ / threads + 1) * threads;
-  for (int turns = 0; arrived[id] < enough; ++turns) {
+  const int enough = (arrivals(id)++ / threads + 1) * threads;
+  for (int turns = 0; arrivals(id) < enough; ++turns) {
     if (turns == most_turns) give_up(name);
     pause();
   }
