@@ -1,5 +1,5 @@
-"""Products of 8-bit floats with scales of blocks, by tiles that are not chosen for so few rows: the kernels of sm_90a run
-on the CPU with the instructions of ``tests/host_wgmma.cuh``, where a wait that nobody ends is an error."""
+"""Products of 8-bit floats with scales of blocks, by tiles that are not chosen for so few rows: the kernels of sm_90a,
+run on the CPU with the instructions of ``tests/host_wgmma.cuh``, where a wait that nobody ends is an error."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ TILES = {
 @pytest.mark.parametrize(("rows", "columns", "length"), [(150, 256, 640), (129, 384, 128)])
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.quick(where=lambda tiles, rows: tiles == "wide" and rows == 150)
-def test_scales_of_blocks(
-    tiles: str, rows: int, columns: int, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scales_of_blocks(tiles: str, rows: int, columns: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warpgroup of the last tile may have no rows. Wide tiles add up a slice of their columns after another."""
     monkeypatch.setattr(wgmma_tiles, "_PROMOTED", TILES[tiles])
     x, w = (torch.randn(size, length).to(torch.float8_e4m3fn) for size in (rows, columns))
