@@ -234,6 +234,17 @@ def test_matrices_that_ids_choose(backend: str) -> None:
             compare(found[1:], wanted[1:], "beside an id of no group")
 
 
+def test_rows_with_ids_whose_tiles_have_more_rows_than_32_bits() -> None:
+    """Each row has a tile of its own, of up to 128 rows."""
+    rows, groups = 2**24 + 5, 5
+    weight = jitgen.quantize(made(groups, 128, 256), "int8", activation="int8")
+    x = torch.empty(rows, 256, device="cuda", dtype=BF16).normal_()
+    ids = torch.randint(-groups, groups, (rows,), device="cuda")
+    found, last = jitgen.jit(chosen, backend="cuda")(x, weight, ids)[-300:], slice(-300, None)
+    exact = weight.dequantize(torch.float64)[ids[last]]
+    compare(found, 2 * torch.einsum("snk,sk->sn", exact, rows_as_quantized(x[last], "int8")), "the last rows", BF16)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("format", [None, "int4"])
 @pytest.mark.parametrize("rows", [30, 1500])

@@ -70,16 +70,20 @@ struct MatrixRows {
   int number, end;
 };
 // Moves a tile, which so far is one of the tiles of all groups, to the rows of its group; returns the group's matrix, or
-// number `groups`. Groups have whole bands of `height` rows, of the tiles of a cluster. Without groups the matrix is
-// `number`. By whole warps.
-template <int height, class Batch>
+// number `groups`. Groups have whole bands of `shares` tiles of `height` rows, those of a cluster. Of groups `tile.row`
+// comes as the number of a tile (`height_of`): of rows with ids each has a tile, so that rows of tiles exceed 32 bits.
+// Without groups the matrix is `number`. By whole warps.
+template <int height, int shares, class Batch>
 JITGEN_DEVICE MatrixRows matrix_of(const Batch& batch, TilePlace& tile, int number, int rows) {
   if constexpr (Batch::grouped) {
-    const GroupTile own = batch.template at<height>(rows, tile.row / height);
-    tile.row = own.begin + own.tile * height + tile.row % height;
+    const GroupTile own = batch.template at<height * shares>(rows, tile.row / shares);
+    tile.row = own.begin + (own.tile * shares + tile.row % shares) * height;
     return {own.group < 0 ? batch.groups : own.group, own.end};
   } else {
     return {number, rows};
   }
 }
+// The rows by which `matrix_of` expects tiles of `height` rows to be placed.
+template <int height, class Batch>
+constexpr int height_of = Batch::grouped ? 1 : height;
 }  // namespace jitgen

@@ -208,7 +208,8 @@ struct DenseKernel {
     TilePlace tile = place_in<Config::raster, band_columns>(inside, row_tiles, column_tiles, regions);
     const int row = tile.row * Shape::weight_shares + (Shape::weight_shares > 1 ? which : 0);
     const int column = tile.column * Shape::x_shares + (Shape::x_shares > 1 ? which : 0);
-    return {tile.region, row * Shape::rows, column * Config::columns, Shape::ranges > 1 ? item / tiles * rows : 0};
+    const int below = Shape::ranges > 1 ? item / tiles * rows : 0;
+    return {tile.region, row * height_of<Shape::rows, Batch>, column * Config::columns, below};
   }
 
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
@@ -583,7 +584,7 @@ struct DenseKernel {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
         TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-        const int matrix = matrix_of<band>(batch, tile, batch_number, rows).number;
+        const int matrix = matrix_of<Shape::rows, Shape::weight_shares>(batch, tile, batch_number, rows).number;
         if (threadIdx.x == Shape::consumers) {
           produce(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), walk.split, ring);
         }
@@ -602,7 +603,7 @@ struct DenseKernel {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
         TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
-        const MatrixRows matrix = matrix_of<band>(batch, tile, batch_number, rows);
+        const MatrixRows matrix = matrix_of<Shape::rows, Shape::weight_shares>(batch, tile, batch_number, rows);
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
         const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);

@@ -124,7 +124,7 @@ struct QuantizedKernel {
     TilePlace tile = place_in<Config::raster, band>(inside, row_tiles, column_tiles, regions);
     const int column = Config::multicast > 1 ? tile.column * Config::multicast + rank : tile.column;
     const int below = Shape::ranges > 1 ? item / tiles * rows : 0;
-    return {tile.region, tile.row * Config::tokens, column * Shape::columns, below};
+    return {tile.region, tile.row * height_of<Config::tokens, Batch>, column * Shape::columns, below};
   }
   // The chunk at which a tile begins along k. It differs between tiles, so that blocks that copy at the same time use
   // different memory channels.
@@ -436,7 +436,7 @@ struct QuantizedKernel {
       registers_deal<Config::warpgroups, Config::resident, true>();
       for (; walk.item < items; walk.next()) {
         TilePlace tile = place(walk.item, column_tiles);
-        const int matrix = matrix_of<Config::tokens>(batch, tile, 0, rows).number;
+        const int matrix = matrix_of<Config::tokens, 1>(batch, tile, 0, rows).number;
         const int begin = walk.split ? from : range.first(walk.item), end = walk.split ? to : range.last(walk.item);
         produce(tile, matrix, begin, has_weights(matrix) ? end : begin, ring);
         if (walk.split) {
@@ -451,7 +451,7 @@ struct QuantizedKernel {
       Order::begin();
       for (; walk.item < items; walk.next()) {
         TilePlace tile = place(walk.item, column_tiles);
-        const MatrixRows matrix = matrix_of<Config::tokens>(batch, tile, 0, rows);
+        const MatrixRows matrix = matrix_of<Config::tokens, 1>(batch, tile, 0, rows);
         const bool any = has_weights(matrix.number);
         const Finish end{epilogue, matrix.end, rank, splits, memory, base};
         Sums acc;
