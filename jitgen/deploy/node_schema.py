@@ -243,12 +243,7 @@ def _reduce(node: Node) -> None:
 
 def _gather(node: Node) -> None:
     source, *indices = node.operands
-    coordinates = [
-        coordinate.integer(-len(indices), len(node.shape)) for coordinate in node.attributes(len(source.shape))
-    ]
-    chosen = sorted(coordinate for coordinate in coordinates if coordinate < 0)
-    node.require(chosen == list(range(-len(indices), 0)), "each of its indices belongs to one dimension")
-    node.require(len(set(coordinates)) == len(coordinates), "two dimensions are read at one coordinate")
+    coordinates = _coordinates(node, node.attributes(len(source.shape)), indices, node.shape)
     node.has_dtype(source.dtype)
     for coordinate, size in zip(coordinates, source.shape, strict=True):
         elements = coordinate >= 0 or size > 0 or 0 in node.shape
@@ -256,10 +251,18 @@ def _gather(node: Node) -> None:
         node.require(
             coordinate < 0 or node.shape[coordinate] == size, f"coordinate {coordinate} goes along {size} elements"
         )
+
+
+def _coordinates(node: Node, fields: Sequence[Field], indices: Sequence[Value], shape: Sequence[int]) -> list[int]:
+    """Returns the coordinates of a tensor that is read or written at ``indices``, one for each element of ``shape``."""
+    coordinates = [field.integer(-len(indices), len(shape)) for field in fields]
+    chosen = sorted(coordinate for coordinate in coordinates if coordinate < 0)
+    node.require(chosen == list(range(-len(indices), 0)), "each of its indices belongs to one dimension")
+    node.require(len(set(coordinates)) == len(coordinates), "two dimensions are read at one coordinate")
     for index in indices:
         node.require(index.dtype == "int64", f"an index is {index.dtype}")
-        immediate = index.kind.is_number
-        node.require(immediate or index.shape == node.shape, f"an index is {list(index.shape)}")
+        node.require(index.kind.is_number or index.shape == tuple(shape), f"an index is {list(index.shape)}")
+    return coordinates
 
 
 def _scatter(node: Node) -> None:
@@ -278,20 +281,12 @@ def _scatter(node: Node) -> None:
         shape_ = expressions.shape(shape, node.environment)
         check(replace(node, shape=shape_), attrs.items(1 + count, 1 + count)[1:], sizes)
         sizes = shape_
-    immediate = value.kind.is_number
-    node.require(not immediate, "its value is a number")
-    chosen = [item.integer(-len(indices), len(value.shape)) for item in coordinates.items(len(sizes), len(sizes))]
-    negative = sorted(coordinate for coordinate in chosen if coordinate < 0)
-    node.require(negative == list(range(-len(indices), 0)), "each of its indices belongs to one dimension")
-    node.require(len(set(chosen)) == len(chosen), "two dimensions are read at one coordinate")
+    node.require(not value.kind.is_number, "its value is a number")
+    chosen = _coordinates(node, coordinates.items(len(sizes), len(sizes)), indices, value.shape)
     for coordinate, size in zip(chosen, sizes, strict=True):
         node.require(
             coordinate < 0 or value.shape[coordinate] <= size, f"coordinate {coordinate} goes along {size} elements"
         )
-    for index in indices:
-        node.require(index.dtype == "int64", f"an index is {index.dtype}")
-        immediate = index.kind.is_number
-        node.require(immediate or index.shape == value.shape, f"an index is {list(index.shape)}")
 
 
 def _scan(node: Node) -> None:

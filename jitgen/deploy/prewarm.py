@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen import events
-from jitgen.compilers import bounds, routes
+from jitgen.compilers import bounds
 from jitgen.deploy import catalog, manifest_schema, row_variants, work
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy.manifest import Entry
 from jitgen.errors import CompileError, JitgenError, UnsupportedError
 from jitgen.ir import graph as graphs
-from jitgen.lowering import Route
 from jitgen.spec import Target
 from jitgen.store import Store
 from jitgen.store.default import default_store
@@ -169,7 +168,7 @@ def _plan(entry: Entry, targets: Sequence[Target], location: Any, families: Sequ
     for target in targets:
         planned = Prewarmed(name, str(target), "", "")
         try:
-            route = _route(entry, target)
+            route = work.route_of(entry, target)
         except UnsupportedError as problem:
             yield replace(planned, origin="skipped", detail=str(problem)), None
             continue
@@ -256,13 +255,3 @@ def signature_of(entry: Entry) -> str:
     """Returns the function of an entry and its inputs at the recorded sizes."""
     graph = graphs.from_json(entry["graph"])
     return f"{entry['name']}({', '.join(graphs.described_inputs(graph, entry['environment']))})"
-
-
-def _route(entry: Entry, target: Target) -> Route:
-    """Returns the route that ``target`` takes for an entry; UnsupportedError if the function's backend does not serve
-    it."""
-    backend = routes.backend_for(entry["backend"], target.kind)
-    compiler = entry["compiler"] or routes.default_compiler(backend)
-    routes.check(backend, compiler, target)
-    automatic = entry["backend"] == "auto" and entry["compiler"] is None
-    return Route(backend, compiler, target, None, entry.get("batch_invariant", False), automatic)

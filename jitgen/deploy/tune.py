@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from jitgen._version import __version__
-from jitgen.compilers import bounds, routes
+from jitgen.compilers import bounds
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy import manifest_schema, row_variants, trials, work
 from jitgen.deploy.manifest import Entry
@@ -120,7 +120,7 @@ def _problems_of(entry: Entry, target: Target, chip: Any) -> Iterator[Problem]:
     where its backend does not serve ``target``, or has no kernel of it."""
     name = entry["name"]
     try:
-        route = _route(entry, target, chip)
+        route = work.route_of(entry, target, chip)
         variants = manifest_schema.contained(name, row_variants.variants, entry, route.device)
     except JitgenError:
         return
@@ -133,14 +133,6 @@ def _problems_of(entry: Entry, target: Target, chip: Any) -> Iterator[Problem]:
             problem = _problem(variant, lowered, number)
             if problem is not None:
                 yield problem
-
-
-def _route(entry: Entry, target: Target, chip: Any) -> Route:
-    backend = routes.backend_for(entry["backend"], target.kind)
-    compiler = entry["compiler"] or routes.default_compiler(backend)
-    routes.check(backend, compiler, target)
-    automatic = entry["backend"] == "auto" and entry["compiler"] is None
-    return Route(backend, compiler, target, chip, entry.get("batch_invariant", False), automatic)
 
 
 def _problem(entry: Entry, lowered: Lowered, number: int) -> Problem | None:

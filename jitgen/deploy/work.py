@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jitgen import events, pipeline
-from jitgen.compilers import together
+from jitgen.compilers import routes, together
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy import manifest_schema
 from jitgen.deploy.manifest import Entry
@@ -44,6 +44,16 @@ PROCESS = uuid.uuid4().hex
 told again."""
 
 _ELF = b"\x7fELF"
+
+
+def route_of(entry: Entry, target: Target, chip: Any = None) -> Route:
+    """Returns the route that ``target`` takes for an entry; UnsupportedError if the function's backend does not serve
+    it."""
+    backend = routes.backend_for(entry["backend"], target.kind)
+    compiler = entry["compiler"] or routes.default_compiler(backend)
+    routes.check(backend, compiler, target)
+    automatic = entry["backend"] == "auto" and entry["compiler"] is None
+    return Route(backend, compiler, target, chip, entry.get("batch_invariant", False), automatic)
 
 
 def task_of(entry: Entry, route: Route, location: Mapping[str, Any], families: Sequence[str]) -> Task:

@@ -98,43 +98,40 @@ def move_grouped(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape)
     return mover.builder.like(node, (x, moved, groups), shape)
 
 
+def _moved_dim(dim: int, attrs: tuple[Any, ...]) -> int | None:
+    """Returns the dimension that ``dim`` is after a movement; None if that removes it, merges it or spreads it."""
+    kind = attrs[0]
+    if kind == "permute":
+        return attrs[1].index(dim)
+    if kind == "unsqueeze":
+        return dim + (attrs[1] <= dim)
+    if kind == "squeeze" and attrs[1] != dim:
+        return dim - (attrs[1] < dim)
+    return dim if kind == "slice" else None
+
+
 def move_scan(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
     """Applies the movement to what ``node`` scans; None if it cuts or merges the scanned dimension.
 
     A scan seen from its other end is the scan of what it combines seen so, in the other direction.
     """
-    (kind, dim, reverse), movement = node.attrs, attrs[0]
-    if movement == "permute":
-        moved = attrs[1].index(dim)
-    elif movement == "unsqueeze":
-        moved = dim + (attrs[1] <= dim)
-    elif movement == "squeeze" and attrs[1] != dim:
-        moved = dim - (attrs[1] < dim)
-    elif movement == "slice" and attrs[1] != dim:
-        moved = dim
-    elif attrs == ("slice", dim, symbols.sub(node.shape[dim], 1), -1) and shape == node.shape:
-        moved, reverse = dim, not reverse
-        if kind in PLACES:
-            return None
-    else:
+    kind, dim, reverse = node.attrs
+    moved = _moved_dim(dim, attrs)
+    is_reversal = attrs == ("slice", dim, symbols.sub(node.shape[dim], 1), -1) and shape == node.shape
+    if is_reversal and kind not in PLACES:
+        reverse = not reverse
+    elif moved is None or attrs[:2] == ("slice", dim):
         return None
     return mover.builder.like(node, [mover.move(node.inputs[0], attrs, shape)], shape, (kind, moved, reverse))
 
 
 def move_sort(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
     """Applies the movement to what ``node`` sorts. Of the sorted dimension, a slice gives fewer ranks of it."""
-    (what, dim, descending, start), operand, movement = node.attrs, node.inputs[0], attrs[0]
-    if movement == "permute":
-        moved = attrs[1].index(dim)
-    elif movement == "unsqueeze":
-        moved = dim + (attrs[1] <= dim)
-    elif movement == "squeeze" and attrs[1] != dim:
-        moved = dim - (attrs[1] < dim)
-    elif movement == "slice" and (attrs[1] != dim or attrs[3] == 1):
-        moved = dim
-    else:
+    (what, dim, descending, start), operand = node.attrs, node.inputs[0]
+    moved, is_sliced = _moved_dim(dim, attrs), attrs[:2] == ("slice", dim)
+    if moved is None or (is_sliced and attrs[3] != 1):
         return None
-    if movement == "slice" and attrs[1] == dim:
+    if is_sliced:
         start = symbols.add(start, attrs[2])
     else:
         whole: Any = (*shape[:moved], operand.shape[dim], *shape[moved + 1 :])
@@ -150,19 +147,9 @@ def move_limited(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape)
 def move_cat(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:
     """Applies the movement to each tensor that ``node`` joins; None if the result would not be joined of them."""
     dim, kind = node.attrs.dim, attrs[0]
-    if kind == "permute":
-        target = attrs[1].index(dim)
-    elif kind == "unsqueeze":
-        target = dim + (attrs[1] <= dim)
-    elif kind == "squeeze":
-        target = dim - (attrs[1] < dim)
-        if attrs[1] == dim:
-            return None
-    elif kind == "slice" and attrs[1] == dim:
+    if kind == "slice" and attrs[1] == dim:
         return _slice_cat(mover, node, attrs, shape)
-    elif kind == "expand" and node.shape[dim] == 1 and shape[dim] != 1:
-        return None
-    elif kind == "reshape":
+    if kind == "reshape":
         leading = _leading_dim(node.shape, dim, shape)
         if leading is None:
             return None
@@ -172,12 +159,13 @@ def move_cat(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> 
             for piece in node.inputs
         ]
         return mover.builder.like(node, pieces, shape, (target,))
-    else:
-        target = dim
+    moved = _moved_dim(dim, attrs) if kind in ("permute", "unsqueeze", "squeeze") else dim
+    if moved is None or (kind == "expand" and node.shape[dim] == 1 and shape[dim] != 1):
+        return None
     pieces = [
-        mover.move(piece, attrs, (*shape[:target], piece.shape[dim], *shape[target + 1 :])) for piece in node.inputs
+        mover.move(piece, attrs, (*shape[:moved], piece.shape[dim], *shape[moved + 1 :])) for piece in node.inputs
     ]
-    return mover.builder.like(node, pieces, shape, (target,))
+    return mover.builder.like(node, pieces, shape, (moved,))
 
 
 def _slice_cat(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape) -> Node | None:

@@ -95,6 +95,12 @@ def dequantized(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
     return (codes.float() * scale[..., None]).to(dtype)
 
 
+def _for_each_head(q: torch.Tensor, *shared: torch.Tensor) -> list[torch.Tensor]:
+    """Repeats keys and values, whose heads several heads of ``q`` share, for each of these."""
+    groups = q.shape[1] // shared[0].shape[1]
+    return [tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in shared]
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -115,9 +121,7 @@ def attend(
         ring: whether position p is in place p % N, so that of old positions only the last N are there.
         scale: of the products; None for 1 / sqrt(D).
     """
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    k, v = _for_each_head(q, k, v)
     i = start[:, None, None, None] + torch.arange(q.shape[2], device=q.device)[:, None]
     j = torch.arange(k.shape[2], device=q.device)
     if ring:
@@ -150,9 +154,7 @@ def attend_varlen(
         cu_q, cu_k: (sequences + 1), int32 or int64, where each sequence's rows and keys begin, and their number.
         scale: of the products; None for 1 / sqrt(D).
     """
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    k, v = _for_each_head(q, k, v)
     i = torch.arange(q.shape[0], device=q.device, dtype=cu_q.dtype)
     j = torch.arange(k.shape[0], device=q.device, dtype=cu_k.dtype)
     row, key = (torch.searchsorted(ends[1:], at, right=True) for ends, at in ((cu_q, i), (cu_k, j)))

@@ -87,9 +87,13 @@ def _nonempty(trace: Trace, input: Node, dims: Sequence[int]) -> None:
 
 @row("sum")
 def sum_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
+    return _accumulated(trace, "sum", input, dim, keepdim, dtype)
+
+
+def _accumulated(trace: Trace, kind: str, input: Node, dim: Dims, keepdim: bool, dtype: Any) -> Node:
     dims = dims_of(input, dim)
     name = dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
-    return squeeze_reduced(trace, reduce(trace, "sum", trace.cast(input, name), dims), dims, keepdim)
+    return squeeze_reduced(trace, reduce(trace, kind, trace.cast(input, name), dims), dims, keepdim)
 
 
 @row("mean")
@@ -108,9 +112,7 @@ def _number(value: Any) -> Any:
 
 @row("prod")
 def prod(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
-    dims = dims_of(input, dim)
-    name = dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
-    return squeeze_reduced(trace, reduce(trace, "prod", trace.cast(input, name), dims), dims, keepdim)
+    return _accumulated(trace, "prod", input, dim, keepdim, dtype)
 
 
 @row("amax")
@@ -134,34 +136,32 @@ def aminmax(trace: Trace, input: Node, *, dim: Any = None, keepdim: bool = False
 
 @row("max")
 def max_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
-    other = dim if other is None else other
-    if isinstance(other, Node):
-        return pointwise(trace, "maximum", input, other)
-    if dim is None:
+    if dim is None and other is None:
         return amax(trace, shared(trace, input))
-    return torch.return_types.max(_extreme(trace, "max", input, dim, keepdim))
+    return _extreme(trace, "max", input, dim, keepdim, other)
 
 
 @row("min")
 def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    if dim is None and other is None:
+        return amin(trace, shared(trace, input))
+    return _extreme(trace, "min", input, dim, keepdim, other)
+
+
+def _extreme(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool, other: Any) -> Any:
+    """Finds (values, indices) along ``dim``, or the extremum of two tensors where one is ``other`` or in the place of
+    ``dim``. Where gradients are computed the values are gathered: of equal elements the one that the index names has
+    the gradient, as in torch. A reduction's is divided among them."""
     other = dim if other is None else other
     if isinstance(other, Node):
-        return pointwise(trace, "minimum", input, other)
-    if dim is None:
-        return amin(trace, shared(trace, input))
-    return torch.return_types.min(_extreme(trace, "min", input, dim, keepdim))
-
-
-def _extreme(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Any:
-    """Finds (values, indices) along ``dim``. Where gradients are computed the values are gathered: of equal elements
-    the one that the index names has the gradient, as in torch. A reduction's is divided among them."""
+        return pointwise(trace, f"{kind}imum", input, other)
     index = _arg(trace, f"arg{kind}", input, dim, keepdim)
     dims = dims_of(input, int(dim))
     if trace.differentiable and dims and DTYPES[input.dtype].is_floating_point:
         values = gather(trace, input, dims[0], index if keepdim else unsqueeze(trace, index, dims[0]))
     else:
         values = reduce(trace, kind, input, dims)
-    return squeeze_reduced(trace, values, dims, keepdim), index
+    return getattr(torch.return_types, kind)((squeeze_reduced(trace, values, dims, keepdim), index))
 
 
 def _arg(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Node:
@@ -189,23 +189,19 @@ def argmin(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False) ->
 
 @row("any")
 def any_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
-    dims = dims_of(input, dim)
-    return squeeze_reduced(
-        trace, _as_torch(trace, reduce(trace, "any", truth(trace, input), dims), input), dims, keepdim
-    )
+    return _reduced_truth(trace, "any", input, dim, keepdim)
 
 
 @row("all")
 def all_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
+    return _reduced_truth(trace, "all", input, dim, keepdim)
+
+
+def _reduced_truth(trace: Trace, kind: str, input: Node, dim: Dims, keepdim: bool) -> Node:
+    """Computes any or all, a bool, which torch has as uint8 for a uint8 input."""
     dims = dims_of(input, dim)
-    return squeeze_reduced(
-        trace, _as_torch(trace, reduce(trace, "all", truth(trace, input), dims), input), dims, keepdim
-    )
-
-
-def _as_torch(trace: Trace, result: Node, input: Node) -> Node:
-    """Converts the result of any and all, a bool, to the dtype that torch gives it: uint8 for a uint8 input."""
-    return trace.cast(result, "uint8") if input.dtype == "uint8" else result
+    result = reduce(trace, kind, truth(trace, input), dims)
+    return squeeze_reduced(trace, trace.cast(result, "uint8" if input.dtype == "uint8" else "bool"), dims, keepdim)
 
 
 @row("count_nonzero")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen import TensorSpec, lowering
-from jitgen.deploy import manifest, prewarm, row_variants
+from jitgen.deploy import manifest, prewarm, row_variants, work
 from jitgen.device import Device
 from jitgen.families.rows.reduction.row_chunks import SINGLE_BLOCK_ROWS
 from jitgen.families.rows.reduction.schedule import (
@@ -104,7 +104,7 @@ def test_every_length_of_a_prompt_whose_heads_share_keys(target: str, recorded: 
     with jitgen.record(path):
         lowered(recorded)
     (entry, *_) = json.loads(path.read_text())["entries"]
-    route = prewarm._route(entry, Target.parse(target))
+    route = work.route_of(entry, Target.parse(target))
     keys = {manifest.relower(variant, route).key for variant in row_variants.variants(entry, route.device)}
     missed = [rows for rows in (2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 129, 600) if lowered(rows).key not in keys]
     assert not missed

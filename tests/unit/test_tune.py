@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import jitgen
 from jitgen.cli.group import jitgen as command
-from jitgen.deploy import manifest_schema, trials, tune
+from jitgen.deploy import manifest_schema, trials, tune, work
 from jitgen.deploy.trials import Program, Seconds
 from jitgen.errors import CacheError
 from jitgen.schedule import tuned
@@ -150,7 +150,7 @@ def test_inputs_are_ordinary_numbers(format: str, activation: str | None, tmp_pa
     with jitgen.record(tmp_path / "specs.json"):
         function(torch.randn(5, 128), weight, torch.ones(5, 70, dtype=torch.int8))
     entry = next(iter(manifest_schema.read(tmp_path / "specs.json")))
-    route = tune._route(entry, host_target(), None)
+    route = work.route_of(entry, host_target())
     program = Program(entry, route, CPU)
     product, codes = program.results(program.calls())
     assert product.isfinite().all()

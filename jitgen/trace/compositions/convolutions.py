@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,7 +57,15 @@ def _padding(padding: Any, kernel: Sequence[int], dilation: Sequence[int], strid
 
 
 def convolution(
-    input: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int, count: int
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    *,
+    count: int,
 ) -> Tensor:
     x, single = _checked(input, weight, bias, groups, count)
     kernel, groups = [int(size) for size in weight.shape[2:]], int(groups)
@@ -100,12 +109,13 @@ def _finished(result: Tensor, bias: Tensor | None, single: bool) -> Tensor:
 def transposed(
     input: Tensor,
     weight: Tensor,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: int,
-    dilation: Any,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    *,
     count: int,
 ) -> Tensor:
     x, single = _checked(input, weight, bias, groups, count)
@@ -143,41 +153,9 @@ def spread(input: Tensor, dim: int, step: int) -> Tensor:
     return wide.flatten(dim, dim + 1).narrow(dim, 0, (size - 1) * step + 1)
 
 
-def _register() -> None:
-    for count in (1, 2, 3):
-
-        def forward(
-            input: Tensor,
-            weight: Tensor,
-            bias: Tensor | None = None,
-            stride: Any = 1,
-            padding: Any = 0,
-            dilation: Any = 1,
-            groups: int = 1,
-            *,
-            count: int = count,
-        ) -> Tensor:
-            return convolution(input, weight, bias, stride, padding, dilation, groups, count)
-
-        def backward(
-            input: Tensor,
-            weight: Tensor,
-            bias: Tensor | None = None,
-            stride: Any = 1,
-            padding: Any = 0,
-            output_padding: Any = 0,
-            groups: int = 1,
-            dilation: Any = 1,
-            *,
-            count: int = count,
-        ) -> Tensor:
-            return transposed(input, weight, bias, stride, padding, output_padding, groups, dilation, count)
-
-        composition(f"conv{count}d")(forward)
-        composition(f"conv_transpose{count}d")(backward)
-
-
-_register()
+for _count in (1, 2, 3):
+    composition(f"conv{_count}d")(partial(convolution, count=_count))
+    composition(f"conv_transpose{_count}d")(partial(transposed, count=_count))
 
 
 @composition("conv_tbc")

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -82,26 +83,35 @@ class Windows:
         return padded[tuple(key)]
 
 
-def _average(
-    input: Tensor, count: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, pads: bool, divisor: Any
+def _average_pool(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+    *,
+    count: int,
 ) -> Tensor:
-    """Computes the mean of each window; of int64 it is rounded towards 0, as in torch, which has no other integers."""
+    """Computes the mean of each window of the last ``count`` dimensions; of int64 it is rounded towards 0, as in torch,
+    which has no other integers."""
     if input.dtype != torch.int64:
         require_float(input)
     rounding = None if input.is_floating_point() else "trunc"
-    windows = Windows(input, count, kernel, stride, padding, 1, ceil_mode)
+    windows = Windows(input, count, kernel_size, stride, padding, 1, ceil_mode)
     padded = windows.padded(input, 0)
     total = None
     for offset in windows.offsets():
         piece = windows.piece(padded, offset)
         total = piece if total is None else total + piece
     assert total is not None
-    if divisor is not None:
-        if divisor == 0:
+    if divisor_override is not None:
+        if divisor_override == 0:
             raise ZeroDivisionError("the divisor must not be 0")
-        return torch.div(total, divisor, rounding_mode=rounding)
+        return torch.div(total, divisor_override, rounding_mode=rounding)
     for dim in range(count):
-        elements = _elements(windows, dim, pads).reshape(-1, *[1] * (count - 1 - dim))
+        elements = _elements(windows, dim, count_include_pad).reshape(-1, *[1] * (count - 1 - dim))
         total = torch.div(total, elements, rounding_mode=rounding)
     return total
 
@@ -114,42 +124,9 @@ def _elements(windows: Windows, dim: int, pads: bool) -> Tensor:
     return end - start if pads else end.clamp(max=size) - start.clamp(min=0)
 
 
-@composition("torch.avg_pool1d")
-def avg_pool1d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    return _average(input, 1, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
-
-
-@composition("_nn.avg_pool2d", "avg_pool2d")
-def avg_pool2d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> Tensor:
-    return _average(input, 2, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-@composition("_nn.avg_pool3d", "avg_pool3d")
-def avg_pool3d(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> Tensor:
-    return _average(input, 3, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+composition("torch.avg_pool1d")(partial(_average_pool, count=1))
+for _count in (2, 3):
+    composition(f"_nn.avg_pool{_count}d", f"avg_pool{_count}d")(partial(_average_pool, count=_count))
 
 
 # --------------------------------------------------------------------------------------------------------------- maxima
@@ -207,42 +184,28 @@ def _inside(windows: Windows, offset: Sequence[int]) -> Tensor:
     return inside
 
 
-def _max_pools() -> None:
-    for count in (1, 2, 3):
-
-        def with_indices(
-            input: Tensor,
-            kernel_size: Any,
-            stride: Any = None,
-            padding: Any = 0,
-            dilation: Any = 1,
-            ceil_mode: bool = False,
-            return_indices: bool = False,
-            *,
-            count: int = count,
-        ) -> tuple[Tensor, Tensor]:
-            windows = Windows(input, count, kernel_size, stride, padding, dilation, ceil_mode)
-            return _maximum(input, windows)
-
-        def largest(
-            input: Tensor,
-            kernel_size: Any,
-            stride: Any = None,
-            padding: Any = 0,
-            dilation: Any = 1,
-            ceil_mode: bool = False,
-            return_indices: bool = False,
-            *,
-            count: int = count,
-        ) -> Tensor:
-            windows = Windows(input, count, kernel_size, stride, padding, dilation, ceil_mode)
-            return _maximum(input, windows)[0]
-
-        composition(f"max_pool{count}d")(largest)
-        composition(f"max_pool{count}d_with_indices")(with_indices)
+def _max_pool_with_indices(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    return _maximum(input, Windows(input, count, kernel_size, stride, padding, dilation, ceil_mode))
 
 
-_max_pools()
+@wraps(_max_pool_with_indices)
+def _max_pool(*arguments: Any, **keywords: Any) -> Tensor:
+    return _max_pool_with_indices(*arguments, **keywords)[0]
+
+
+for _count in (1, 2, 3):
+    composition(f"max_pool{_count}d")(partial(_max_pool, count=_count))
+    composition(f"max_pool{_count}d_with_indices")(partial(_max_pool_with_indices, count=_count))
 
 
 # ------------------------------------------------------------------------------------------------------------- adaptive
