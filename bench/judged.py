@@ -60,10 +60,16 @@ def label(fields: Mapping[str, Any], splits: int) -> str:
         shape = f"{fields['tokens']} x {64 * fields['warpgroups'] * fields['blocks_of_rows']}"
         facts = [f"{fields['warpgroups']} warpgroups", f"span {fields['span']}"]
     else:
-        shape = f"{64 * fields['down']} x {fields['columns']}"
-        facts = ["across"] * (fields["across"] > 1) + ["in turn"] * fields["pingpong"]
+        swapped, blocks = fields.get("swapped", False), fields.get("blocks", 1)
+        height, columns = 64 * fields["down"] * blocks, fields["columns"]
+        shape = f"{columns} x {height}" if swapped else f"{height} x {columns}"
+        facts = ["swapped"] * swapped + ["tall"] * (blocks > 1)
+        facts += ["across"] * (fields["across"] > 1) + ["in turn"] * fields["pingpong"]
         if fields["multicast"] > 1:
-            facts.append(f"{'x' if fields['shares_x'] else 'weights'} for {fields['multicast']}")
+            both = ("x", "weights") if fields["shares_x"] else ("weights", "x")
+            facts.append(f"{both[0]} for {fields['multicast']}")
+            if fields.get("other_multicast", 1) > 1:
+                facts.append(f"{both[1]} for {fields['other_multicast']}")
     facts += [f"{fields['resident']} resident"] * (fields["resident"] > 1) + [f"split {splits}"] * (splits > 1)
     return ", ".join((shape, *facts))
 

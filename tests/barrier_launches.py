@@ -25,16 +25,19 @@ def of_product(config: Dense | Quantized) -> Launch:
     """A kernel of ``wgmma_kernels.py``: one cluster has all tiles of the product."""
     quantized = isinstance(config, Quantized)
     splits = max(config.most_splits, config.ranges)
-    rows = (
-        config.tokens if isinstance(config, Quantized) else config.rows * (1 if config.shares_x else config.multicast)
-    )
-    columns = config.columns * (config.multicast if quantized or config.shares_x else 1)
-    m, n, k = rows * TILES - 3, columns - 5, 64 * getattr(config, "span", 1) * CHUNKS * splits - 8
+    if isinstance(config, Quantized):
+        rows, columns = config.tokens * TILES, config.columns * config.multicast
+    else:
+        of_x, of_weights = config.shares
+        rows, columns = (config.columns, config.rows) if config.swapped else (config.rows, config.columns)
+        rows, columns = rows * of_weights * TILES, columns * of_x
+    m, n, k = rows - 3, columns - 5, 64 * getattr(config, "span", 1) * CHUNKS * splits - 8
     weights = config.regions * config.contractions
     if isinstance(config, Quantized):
         tile, own = config.tokens // config.multicast, config.columns // 16 * 32 * config.bits * config.span * 4
     else:
-        tile, own = config.x_box, BYTES * (64 if config.transposed else config.weight_box)
+        rows = min(n, config.weight_box) if config.swapped and config.trimmed else config.weight_box
+        tile, own = config.x_box, BYTES * (64 if config.transposed else rows)
     copies = {0: tile * BYTES} | dict.fromkeys(range(1, 1 + weights), own)
     first = 1 + weights + (3 * weights if quantized else 0) + config.regions
     values = dict(enumerate((*config.regions * [n], m, k), start=first))

@@ -89,6 +89,8 @@ void shared_product(Sum (&d)[sums], uint64_t a, uint64_t b, int accumulate, Read
 }
 template <class Element, int n>
 struct Wgmma {
+  using Sum = float;
+  static constexpr bool promoted = false;
   template <int transposed>
   static void shared(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
     shared_product<16, 2>(d, a, b, accumulate, shared_element<Element>, shared_element<Element>);

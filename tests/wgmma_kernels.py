@@ -170,10 +170,13 @@ class Dense:
     run: int = 8
     element: str = "bfloat16"
     shares_x: bool = False
+    swapped: bool = False
+    blocks: int = 1
+    other_multicast: int = 1
 
     @property
     def cluster(self) -> int:
-        return max(self.most_splits, self.multicast)
+        return max(self.most_splits, self.multicast * self.other_multicast)
 
     @property
     def threads(self) -> int:
@@ -187,27 +190,35 @@ class Dense:
     @property
     def rows(self) -> int:
         """Of a tile."""
-        return self.down * 64
+        return self.down * self.blocks * 64
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Blocks that share a tile of x, and one of the weight."""
+        both = (self.multicast, self.other_multicast)
+        return both if self.shares_x else both[::-1]
 
     @property
     def x_box(self) -> int:
         """Rows of x that one copy brings."""
-        return self.rows // self.multicast if self.shares_x else self.rows
+        rows = self.columns if self.swapped else self.rows
+        return -(-rows // (8 * self.shares[0])) * 8
 
     @property
     def weight_box(self) -> int:
         """Columns of a weight that is contiguous along K."""
-        return self.columns if self.shares_x else self.columns // self.multicast
+        columns = self.rows if self.swapped else self.columns
+        return -(-columns // (8 * self.shares[1])) * 8
 
     @property
     def wgmmas(self) -> int:
-        blocks = self.down if self.pingpong else 1
+        blocks = self.down if self.pingpong else self.blocks
         return 4 * blocks * self.contractions
 
     @property
     def shared_bytes(self) -> int:
         stage = (self.rows + self.contractions * self.columns) * 128
-        staging = self.warpgroups * 4 * 16 * self.staged * 4
+        staging = self.warpgroups * (68 if self.swapped else 64) * self.staged * 4
         return self.stages * (stage + 16) + staging
 
     def source(self) -> KernelSource:
@@ -217,6 +228,9 @@ class Dense:
             pingpong=self.pingpong,
             ranges=self.ranges,
             shares_x=self.shares_x,
+            swapped=self.swapped,
+            blocks=self.blocks,
+            other_multicast=self.other_multicast,
             run=self.run,
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
@@ -335,4 +349,18 @@ DENSE = (
     Dense(pingpong=True, columns=160, multicast=2, shares_x=True, stages=4, staged=32, trimmed=True),
     Dense(pingpong=True, down=1, columns=256, multicast=2, shares_x=True, stages=4, trimmed=True),
     Dense(columns=208, stages=4, staged=16, most_splits=3, trimmed=True),
+    Dense(swapped=True, columns=208, stages=4, staged=16, most_splits=4, trimmed=True),
+    Dense(swapped=True, columns=160, stages=5, staged=32, trimmed=True, multicast=2),
+    Dense(swapped=True, columns=112, stages=5, staged=16, trimmed=True, multicast=2, most_splits=2, shares_x=True),
+    Dense(swapped=True, down=1, columns=96, stages=8, staged=32, most_splits=8, resident=1),
+    Dense(swapped=True, columns=144, stages=5, staged=16, trimmed=True, pingpong=True, raster=3),
+    Dense(swapped=True, down=3, columns=128, stages=5, staged=32, trimmed=True, element="float16"),
+    Dense(swapped=True, down=1, across=2, columns=256, stages=5, staged=32, multicast=2),
+    Dense(swapped=True, blocks=2, columns=144, stages=4, staged=16, trimmed=True, multicast=4, shares_x=True),
+    Dense(swapped=True, blocks=2, columns=144, stages=4, staged=16, trimmed=True, most_splits=2),
+    Dense(swapped=True, down=1, columns=112, stages=8, staged=16, trimmed=True, multicast=2, other_multicast=2),
+    Dense(swapped=True, down=1, columns=64, stages=6, staged=32, ranges=3, trimmed=True),
+    Dense(down=1, columns=128, stages=8, staged=32, trimmed=True, multicast=4, other_multicast=2),
+    Dense(columns=96, stages=7, staged=32, trimmed=True, multicast=2, other_multicast=2, shares_x=True),
+    Dense(blocks=2, columns=128, stages=4, staged=32, trimmed=True, most_splits=3),
 )

@@ -41,7 +41,7 @@ def test_products(config: Dense | Quantized) -> None:
     warps = config.threads // 32 - 4
     if isinstance(config, Dense) and config.pingpong:
         warps = 4  # of one tile; warpgroups take tiles in turns
-    arrivals = warps * config.multicast
+    arrivals = warps * (config.multicast if isinstance(config, Quantized) else sum(config.shares) - 1)
     assert all(words.startswith(f"{arrivals} of warp") for words in found["kernel.empty(stage)"])
     sides = isinstance(config, Quantized) and (config.group > 0 or config.format == "uint4")
     assert all(words.startswith(f"{1 + 32 * sides} of ") for words in found["kernel.full(stage)"])
@@ -103,12 +103,17 @@ def test_schedules(case: str) -> None:
 
 # ------------------------------------------------------------------------------------------------------ planted faults
 
-EMPTY = "barrier_init(kernel.empty(stage), Shape::tile_warps * Config::multicast);"
+EMPTY = "barrier_init(kernel.empty(stage), Shape::tile_warps * (Shape::x_shares + Shape::weight_shares - 1));"
 SYNC = 'group_barrier<Shape::consumers>(1, "end of the stages");'
 IN_TWO_PHASES = "threads that wait for the same arrive in different phases"
 FAULTS = {
     "a count too small": (SHARED, EMPTY, EMPTY.replace(");", " - 1);"), f"empty.*initialised for 15: {IN_TWO_PHASES}"),
-    "half the count": (SHARED, EMPTY, EMPTY.replace(" * Config::multicast", ""), f"empty.*for 8: {IN_TWO_PHASES}"),
+    "half the count": (
+        SHARED,
+        EMPTY,
+        EMPTY.replace(" + Shape::weight_shares - 1", ""),
+        f"empty.*for 8: {IN_TWO_PHASES}",
+    ),
     "a count too large": (SHARED, EMPTY, EMPTY.replace(");", " + 1);"), "hangs: .*initialised for 17, where 16 have"),
     "lanes too many": (
         SPLIT,

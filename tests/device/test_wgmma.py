@@ -79,12 +79,13 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
             else:
                 rows, columns = (k, width) if config.transposed else (width, k)
                 dense = matrix(rows, columns, dtype, 0.05)
-                maps.append(mapped(dense, (64, 64) if config.transposed else (config.weight_box, 64)))
+                own = min(width, config.weight_box) if config.swapped and config.trimmed else config.weight_box
+                maps.append(mapped(dense, (64, 64) if config.transposed else (own, 64)))
                 both.append((dense, (dense.t() if config.transposed else dense).double()))
         weights.append(both)
     outputs = [torch.full((config.ranges * m, width), float("nan"), dtype=dtype, device="cuda") for width in widths]
     tile = config.tokens // config.multicast if isinstance(config, Quantized) else config.x_box
-    tile = min(m, tile) if config.trimmed else tile
+    tile = min(m, tile) if config.trimmed and not getattr(config, "swapped", False) else tile
     grid = (blocks or cuda.multiprocessors(0) * config.resident) // config.cluster * config.cluster
     parameters = "T" * (1 + len(maps)) + "P" * (len(pointers) + len(outputs)) + "i" * (len(widths) + 2)
     arguments = (*pointers, *(y.data_ptr() for y in outputs), *widths, m, k)
@@ -118,7 +119,10 @@ def test_against_float64(config: Quantized | Dense, sizes: tuple[int, int, int])
     run(config, sizes)
 
 
-@pytest.mark.parametrize("config", FEW, ids=repr)
+ARRANGED = [config for config in DENSE if config.swapped or config.blocks > 1 or config.other_multicast > 1]
+
+
+@pytest.mark.parametrize("config", [*FEW, *ARRANGED], ids=repr)
 def test_any_grid_is_right(config: Quantized | Dense) -> None:
     for blocks in (config.cluster, 3 * config.cluster, 32 * config.cluster):
         run(config, (300, 1000, 520), blocks)

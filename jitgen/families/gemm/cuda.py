@@ -278,7 +278,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
                 "suffix": wgmma.entry_suffix(number),
                 "schedule": tiling,
                 "config": _mapped_config(tiling, products),
-                "cluster_attribute": f"__cluster_dims__({tiling.multicast}, 1, 1) " if tiling.multicast > 1 else "",
+                "cluster_attribute": f"__cluster_dims__({tiling.cluster}, 1, 1) " if tiling.cluster > 1 else "",
             }
             for number, tiling in enumerate(schedule.tilings)
         ],
@@ -389,7 +389,7 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]
         first = products.regions[0].contractions[0]
         facts |= {"transposed": first.weight[0].kind != "k", "contractions": len(products.regions[0].contractions)}
         stored = [item_size(store.dtype) for region in products.regions for store in region.stores]
-        facts |= {"run": 4 if set(stored) == {4} else wgmma.EPILOGUE_WIDTH}
+        facts |= {"run": 4 if set(stored) == {4} and not schedule.swapped else wgmma.EPILOGUE_WIDTH}
     return schedule.members(**facts)
 
 

@@ -91,7 +91,7 @@ def launch(
         return LaunchShape(
             grid=(splits * blocks(tiling, sizes) * matrices, 1, 1),
             block=(tiling.warps * WARP, 1, 1),
-            cluster=max(splits, tiling.multicast),
+            cluster=max(splits, tiling.cluster),
             any_cluster=tiling.multicast == 1,
             shared_bytes=tiling.shared_bytes,
             attributes=overlaps if tiling.dependent_launch else none,
@@ -136,7 +136,9 @@ def _tiled_rows(geometry: GemmGeometry, schedule: GemmSchedule | WgmmaLaunch) ->
 
 def _persistence(schedule: WgmmaTiling, splits: int) -> Persistence:
     """Makes blocks that split K wait for one another, so that a grid of them has no more clusters than are resident."""
-    return Persistence("clusters") if splits > 1 else Persistence("multiprocessors", schedule.resident)
+    # Of pairs that only share tiles as many are resident as multiprocessors have room for.
+    waiting = splits > 1 or schedule.cluster > 2
+    return Persistence("clusters") if waiting else Persistence("multiprocessors", schedule.resident)
 
 
 def _grid_of_matrices(matrices: int) -> tuple[int, int]:

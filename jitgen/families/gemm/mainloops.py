@@ -38,7 +38,7 @@ from jitgen.families.gemm.block_mainloops import (
 )
 from jitgen.families.gemm.cutlass_mainloops import CutlassTile
 from jitgen.families.gemm.triton_mainloops import TritonMainloop, TritonSlices, TritonTokens, TritonWeights
-from jitgen.schedule.declared import DeclaredSchedule, about, derived
+from jitgen.schedule.declared import DeclaredSchedule, Member, about, derived
 
 __all__ = ["CHUNK", "BlockMainloop", "Dense", "DenseBytes", "MmaBytes", "MmaColumns", "MmaMainloop", "MmaQuantized"]
 __all__ += ["CutlassTile", "MmaRows", "Simt", "multiplies_codes"]
@@ -103,9 +103,9 @@ class WgmmaMainloop(DeclaredSchedule):
     path: ClassVar[str]
     sentence = (
         *("{path} mainloop", "tiles of {block_m} x {block_n}, {block_k} of K a step", "warps", "stages"),
-        *("cluster_k_splits", "k_splits", "multicast", "shares_x", "steps"),
+        *("cluster_k_splits", "k_splits", "multicast", "shares_x", "other_multicast", "steps"),
         "persistent blocks, {resident} a multiprocessor",
-        *("raster", "stagger", "pingpong", "shared_bytes", "wide"),
+        *("raster", "stagger", "swapped", "pingpong", "shared_bytes", "wide"),
     )
     dependent_launch: ClassVar[bool] = True
     stages: int = field(metadata=about("{} stages"))
@@ -153,6 +153,11 @@ class WgmmaQuantized(WgmmaMainloop):
     multicast: int = field(default=1, metadata=about("multicast to {} blocks"))
 
     @property
+    def cluster(self) -> int:
+        """Returns the blocks that share the tile of x."""
+        return self.multicast
+
+    @property
     def tilings(self) -> tuple[WgmmaQuantized]:
         """Returns the tilings that a launch chooses from: this one alone."""
         return (self,)
@@ -179,7 +184,8 @@ class WgmmaDense(WgmmaMainloop):
     """Schedules ``gemm_wgmma_dense.cuh``: 16-bit weights, from shared memory.
 
     Attributes:
-        down, across: consumer warpgroups along M, of 64 rows each, and along N.
+        down, across: consumer warpgroups along M and along N.
+        blocks: blocks of 64 rows of each warpgroup along M.
         columns: columns of a tile, of each contraction.
         multicast: blocks of a cluster that share the weight's tile, of which each copies a piece for all. With it
             ``cluster_k_splits`` is 1 or the same.
@@ -189,12 +195,17 @@ class WgmmaDense(WgmmaMainloop):
         pingpong: whether two warpgroups compute tiles in turn, each of ``down`` blocks of 64 rows, so that one
             multiplies while the other one stores.
         raster: as of ``WgmmaQuantized``.
+        swapped: whether x and the weights change places, so that a tile has ``columns`` rows of x, and ``height`` rows
+            of the weights.
+        other_multicast: blocks of a cluster that share the tile of the operand that ``multicast`` is not about: a
+            cluster is a rectangle of blocks then, and none share K.
     """
 
     path: ClassVar[str] = "wgmma_dense"
     config = (
         *("transposed", "trimmed", "pingpong", "ranges", "contractions", "regions", "down", "across", "columns"),
         *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged", "run"),
+        *("swapped", "blocks", "other_multicast"),
     )
     block_k: ClassVar[int] = CHUNK
     down: int
@@ -205,19 +216,44 @@ class WgmmaDense(WgmmaMainloop):
     staged: int = 64
     pingpong: bool = field(default=False, metadata=about("two warpgroups compute tiles in turn"))
     raster: int = field(default=8, metadata=about("raster of {} tiles"))
+    swapped: bool = field(default=False, metadata=about("x and the weights swapped"))
+    blocks: int = 1
+    other_multicast: int = field(default=1, metadata=about("and of the other operand to {}"))
 
     @property
     def tilings(self) -> tuple[WgmmaDense]:
         """Returns the tilings that a launch chooses from: this one alone."""
         return (self,)
 
+    def members(self, **facts: bool | int | str) -> list[Member]:
+        """Returns the members of ``struct Config``, without the three that it may leave out where they say nothing."""
+        members = super().members(**facts)
+        said = self.swapped or self.blocks > 1 or self.other_multicast > 1
+        return members if said else [m for m in members if m.name not in ("swapped", "blocks", "other_multicast")]
+
     @property
     def block_m(self) -> int:
-        return 64 * self.down
+        return self.columns if self.swapped else self.height
 
     @property
     def block_n(self) -> int:
-        return self.columns
+        return self.height if self.swapped else self.columns
+
+    @property
+    def height(self) -> int:
+        """Returns the rows of a tile as wgmma has it."""
+        return 64 * self.down * self.blocks
+
+    @property
+    def cluster(self) -> int:
+        """Returns the blocks that share tiles of operands."""
+        return self.multicast * self.other_multicast
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Returns how many blocks share a tile of x, and a tile of the weights."""
+        both = (self.multicast, self.other_multicast)
+        return both if self.shares_x else both[::-1]
 
     @property
     def warpgroups(self) -> int:
@@ -297,11 +333,9 @@ def blocks(
 ) -> int:
     """Counts the blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
-    if isinstance(schedule, WgmmaDense) and schedule.multicast > 1:
-        share = schedule.multicast  # tiles of a cluster, which idles where it is not complete
-        if schedule.shares_x:
-            return sum(share * down * -(-across // share) for down, across in tiles)
-        return sum(share * -(-down // share) * across for down, across in tiles)
+    if isinstance(schedule, WgmmaDense) and schedule.cluster > 1:
+        of_x, of_weights = schedule.shares  # a cluster idles in part where it is not complete
+        return sum(schedule.cluster * -(-down // of_weights) * -(-across // of_x) for down, across in tiles)
     if isinstance(schedule, WgmmaQuantized) and schedule.multicast > 1:
         share = schedule.multicast
         return sum(share * down * -(-across // share) for down, across in tiles)

@@ -34,7 +34,7 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
     count, warpgroups = len(contractions), schedule.warpgroups
     if isinstance(schedule, WgmmaDense):
         stage = (schedule.block_m + schedule.block_n * count) * 2 * CHUNK
-        staging = warpgroups * 4 * 16 * schedule.staged * 4
+        staging = warpgroups * (STAGING_PITCH if schedule.swapped else 64) * schedule.staged * 4
         return schedule.stages * (stage + 16) + staging
     first = contractions[0]
     format = formats.find(first.format or "")
@@ -115,12 +115,18 @@ def tensor_maps(
 
 def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaTiling) -> MappedTensor:
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
-    shares = schedule.multicast if isinstance(schedule, WgmmaDense) and schedule.shares_x else 1
-    rows = min(schedule.block_m // shares, geometry.rows)
+    shares = schedule.shares[0] if isinstance(schedule, WgmmaDense) else 1
+    rows = _piece(schedule.block_m, shares)
+    rows = rows if isinstance(schedule, WgmmaDense) and schedule.swapped else min(rows, geometry.rows)
     if isinstance(schedule, WgmmaQuantized) and schedule.multicast > 1:  # a block's share
         rows = schedule.block_m // schedule.multicast
     depth = CHUNK_BYTES // item_size(body.operands[index].dtype)
     return _mapped(body, geometry, index, (geometry.rows, geometry.length), 0, (rows, depth))
+
+
+def _piece(rows: int, shares: int) -> int:
+    """Returns the rows that each of ``shares`` blocks copies of a tile: whole rows of the swizzle, which are eight."""
+    return -(-rows // (8 * shares)) * 8
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: WgmmaQuantized) -> MappedTensor:
@@ -139,8 +145,8 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
 
 def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: WgmmaDense) -> MappedTensor:
     if layout.operands[index] == "k":
-        shares = 1 if schedule.shares_x else schedule.multicast
-        box = (schedule.block_n // shares, schedule.block_k)
+        rows = _piece(schedule.block_n, schedule.shares[1])
+        box = (min(rows, geometry.columns) if schedule.swapped else rows, schedule.block_k)
         return _mapped(body, geometry, index, (geometry.columns, geometry.length), 0, box)
     return _mapped(body, geometry, index, (geometry.length, geometry.columns), 1, (CHUNK, CHUNK))
 

@@ -62,6 +62,7 @@ class TileFit:
         split_wait: further cycles where the blocks of a cluster share K, and so read other chunks at the same time: the
             L2 cache has fewer requests for the same bytes then.
         shared_wait: further cycles where the blocks of a cluster share a tile, and wait for one another.
+        more_shared_wait: further cycles where these are more than two.
         fixed: microseconds of a kernel, whatever its work.
         epilogue: microseconds for a unit of area, where its stores are the limit.
         warpgroup_epilogue: the same for a unit of area of one warpgroup, where its instructions are.
@@ -87,6 +88,7 @@ class TileFit:
     overlap: float = 0
     split_wait: float = 0
     shared_wait: float = 0
+    more_shared_wait: float = 0
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ DENSE_PINGPONG = TileFit(*(1.31, 54.3, 24.5, 0.69), epilogue=3.6, warpgroup_epil
 DENSE_WARPGROUP = WarpgroupFit(fixed=6.2, column=3.89)
 DENSE_MISSING_BYTES = 40
 """``l2_bytes`` where x and the weights together exceed the L2 cache."""
+SWAPPED_LINES = 1.15
+"""The epilogue of a tile whose columns are rows of x, as a multiple of that of others."""
 ACROSS_LINES = 2.0
 """The time of copies of 128 bytes that lie across two lines of the cache, since rows do not begin at a line, as a
 multiple of that of others."""
@@ -253,10 +257,10 @@ class Times:
         time = self.fit.fixed + rounds * (main + end) - (rounds - 1) * self.fit.overlap * min(main, end)
         return self.with_memory(chip, time)
 
-    def pingpong(self, chip: Chip, items: int) -> float:
-        """Estimates the microseconds if two warpgroups of a block compute tiles in turn: each tile's epilogue while the
-        other warpgroup multiplies, but for the last."""
-        count = -(-items // chip.multiprocessors)
+    def pingpong(self, chip: Chip, items: int, share: int) -> float:
+        """Estimates the microseconds if two warpgroups of a block compute tiles in turn, each tile's epilogue while the
+        other warpgroup multiplies, but for the last, and ``share`` blocks of a cluster share operands."""
+        count = -(-items // (dict(chip.clusters)[share] * share))
         main, end = self.chunks * self.chunk(1, False), self.epilogue(1)
         return self.with_memory(chip, self.fit.fixed + (count - 1) * max(main, (main + end) / 2) + main + end)
 

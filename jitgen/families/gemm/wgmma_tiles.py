@@ -35,6 +35,7 @@ from jitgen.families.gemm.wgmma_model import (
     PROMOTED_WAIT,
     QUANTIZED,
     SUMS_FIXED,
+    SWAPPED_LINES,
     Times,
 )
 from jitgen.quant.codes import BLOCK
@@ -228,7 +229,7 @@ def _tiles_of_groups(rows: int, groups: int, height: int) -> int:
 
 def in_ranges(tilings: Sequence[WgmmaTiling], ranges: int) -> list[WgmmaTiling]:
     """Returns those of ``tilings`` that can sum ``ranges`` ranges of K separately, which they then do."""
-    able = [tiling for tiling in tilings if tiling.multicast == 1 and not tiling.pingpong]
+    able = [tiling for tiling in tilings if tiling.cluster == 1 and not tiling.pingpong]
     return [replace(tiling, k_splits=ranges, cluster_k_splits=1) for tiling in able]
 
 
@@ -389,13 +390,15 @@ def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
 def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
     """Returns ``tiles`` with as many splits as a cluster may have, if partial sums fit where the stages are."""
     contractions = weights.contractions
-    stages = tiles.stages * (tiles.block_m + tiles.columns * contractions) * CHUNK_BYTES
-    sums = contractions * tiles.block_m * (tiles.columns + 8) * 4
+    stages = tiles.stages * (tiles.block_m + tiles.block_n * contractions) * CHUNK_BYTES
+    pitch = tiles.block_n + (4 if tiles.swapped else 8)
+    sums = contractions * tiles.block_m * pitch * 4
     # Wide tiles of three warpgroups, and those whose sums are promoted, have no registers to exchange them. With narrow
     # tiles of 16 bits of which a multiprocessor has several, other ones were always faster.
     wide = weights.promoted and tiles.columns * contractions // tiles.across > WIDEST_PROMOTED
     wide = wide or (tiles.down == 3 and tiles.columns * contractions > 160)
-    if sums > stages or tiles.pingpong or wide or (tiles.resident > 1 and weights.item == 2):
+    rectangle = tiles.cluster != tiles.multicast or tiles.cluster > 2
+    if sums > stages or tiles.pingpong or wide or rectangle or (tiles.resident > 1 and weights.item == 2):
         return tiles
     splits = tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters)
     return replace(tiles, cluster_k_splits=splits)
@@ -427,44 +430,52 @@ def grouped_microseconds(tiles: WgmmaTiling, rows: int, groups: int, weights: We
 def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[WgmmaDense]:
     """Lists the tiles of ``table`` for these rows, with the columns of one contraction each."""
     tilings = [replace(tiles, columns=tiles.columns // weights.contractions) for tiles in table]
-    return [tiling for tiling in tilings if rows > 64 * (tiling.down - 1) and _fits(tiling, weights)]
+    return [tiling for tiling in tilings if _fits(tiling, rows, weights)]
 
 
-def _fits(tiles: WgmmaDense, weights: Weights) -> bool:
+def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
+    if tiles.swapped:
+        one = len(weights.columns) == weights.contractions == 1 and not weights.transposed
+        return one and sum(weights.columns) > tiles.height - 64
+    if rows <= tiles.height - 64:
+        return False
     width = tiles.columns // tiles.across
     if weights.in_blocks and BLOCK % width and width % BLOCK:
         return False
-    unit = (64 if weights.transposed else 16) * max(tiles.across, 1 if tiles.shares_x else tiles.multicast)
+    unit = (64 if weights.transposed else 16) * max(tiles.across, tiles.shares[1])
     return tiles.columns // tiles.across in WGMMA_SIZES and tiles.columns % unit == 0
 
 
 def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int = 1) -> tuple[int, float]:
     of_bytes = weights.item == 1
     fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
-    height, width = tiles.block_m, tiles.columns * weights.contractions
-    x_shares, weight_shares = (tiles.multicast, 1) if tiles.shares_x else (1, tiles.multicast)
-    across = sum(-(-n // (tiles.columns * x_shares)) * x_shares for n in weights.columns)
+    # Of a tile as wgmma has it, whose rows are those of the weight where these are swapped.
+    height, width = tiles.height, tiles.columns * weights.contractions
+    tall, wide = (sum(weights.columns), (rows,)) if tiles.swapped else (rows, weights.columns)
+    x_shares, weight_shares = tiles.shares[::-1] if tiles.swapped else tiles.shares
+    across = sum(-(-n // (tiles.columns * x_shares)) * x_shares for n in wide)
     band = height * weight_shares
-    down = -(-rows // band) if groups == 1 else _tiles_of_groups(rows, groups, band)
+    down = -(-tall // band) if groups == 1 else _tiles_of_groups(rows, groups, band)
     items = down * weight_shares * across * tiles.k_splits
     columns = weights.columns if weights.transposed else (weights.length,)
     fetched = height / x_shares * _across_lines(weights.item, weights.length)
     fetched = (fetched + width / weight_shares * _across_lines(weights.item, *columns)) * CHUNK_BYTES
-    alone = width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
+    alone = tiles.blocks * width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     if weights.promoted:
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
     # A warpgroup without rows of x multiplies nothing. Where blocks have several tiles, few of these are the last ones.
     several = items > weights.chip.multiprocessors and not tiles.pingpong and not of_bytes
-    live = -(-rows // 64) * 64 / -(-rows // height) if several else height
+    live = -(-tall // 64) * 64 / -(-tall // height) if several else height
     products = live * width / 32 * fit.product
     if weights.promoted:
         products *= PROMOTED_PINGPONG if tiles.pingpong else PROMOTED_PRODUCT
     in_l2 = groups * (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if in_l2 else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
-    lines = 1.0 if tiles.staged == 64 else HALF_LINES
+    lines = SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else HALF_LINES
 
     def chunk(sharing: int, split: bool) -> float:
-        wait = fit.wait + split * fit.split_wait + (tiles.multicast > 1) * fit.shared_wait
+        wait = fit.wait + split * fit.split_wait
+        wait += (tiles.cluster > 1) * fit.shared_wait + (tiles.cluster > 2) * fit.more_shared_wait
         cycles = max(products, copies) * sharing + wait
         return (cycles if tiles.pingpong else max(cycles, alone)) / weights.chip.microsecond_cycles
 
@@ -475,9 +486,9 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int 
     moved = groups * _moved(rows, weights, weights.bits, tiles.k_splits)
     times = Times(fit, -(-weights.length // (weights.chunk * tiles.k_splits)), chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
-        return 1, times.pingpong(weights.chip, items)
-    if tiles.multicast > tiles.cluster_k_splits:
-        return 1, times.unsplit(weights.chip, items, tiles.multicast)
+        return 1, times.pingpong(weights.chip, items, tiles.cluster)
+    if tiles.cluster > tiles.cluster_k_splits:
+        return 1, times.unsplit(weights.chip, items, tiles.cluster)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.cluster_k_splits, tiles.multicast)
 

@@ -13,7 +13,7 @@
 //
 //   struct Config {
 //     using Element = jitgen::bfloat16;       // of x and the weights: bfloat16, float16 or a Bytes (wgmma_bytes.cuh)
-//     static constexpr int down = 2;          // consumer warpgroups along M, of 64 rows each
+//     static constexpr int down = 2;          // consumer warpgroups along M
 //     static constexpr int across = 1;        // consumer warpgroups along N
 //     static constexpr int columns = 256;     // of a tile, per contraction; columns / across is one wgmma's n: 32, 64,
 //                                             // 96, 128, 192, 256; times contractions at most 256
@@ -38,6 +38,13 @@
 //                                             // of 16 bits are a whole line of memory, or 32
 //     static constexpr int run = 8;           // neighbouring columns of one call of the epilogue: 8, or 4 where all
 //                                             // results have four bytes, so that lanes store without gaps
+//     // The next three may be left out together:
+//     static constexpr bool swapped = false;  // whether x and the weight change places: the rows of a tile are then those
+//                                             // of the weight and its columns those of x, so that a tile has any of
+//                                             // wgmma's n's of x's rows. Of one region, contraction and matrix
+//     static constexpr int blocks = 1;        // blocks of 64 rows of a warpgroup; 1 with pingpong
+//     static constexpr int other_multicast = 1;  // blocks that share the tile of the other operand: with it a cluster is a
+//                                             // rectangle of blocks, and no blocks split K
 //   };
 //   using Shape = jitgen::DenseShape<Config>;
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
@@ -46,15 +53,16 @@
 //     jitgen::gemm_wgmma_dense<Config>(x, M, K, regions, Epilogue{...});
 //   }
 //
+// What follows says x and the weight as they are where nothing is swapped; only `shares_x` is always of x itself.
 // Tensor maps, outermost size first, 128-byte swizzle: x[M, K], box [64 * down, depth]; a weight [N, K], box [columns,
-// depth], of which that of the operand that is shared is divided by `multicast`; a transposed weight [K, N], box [64,
+// depth], of which one that is shared is divided by its blocks, in multiples of 8; a transposed weight [K, N], box [64,
 // 64]. `depth` k's are 128 bytes. So each matrix is aligned to 16 bytes, has stride 1 along its
 // rows and a row stride that is a multiple of 16 bytes.
 // Batches: with the last argument, `batch`, each operand is a batch of matrices. Its tensor map has four dimensions,
 // [outer, inner, rows, columns], and boxes of one matrix; a dimension that an operand does not have has size 1. A batch
 // has one region, and epilogue.at(matrix) is the epilogue of one matrix. With RowGroups for a batch the rows of one x
 // belong to groups, and a tile has those of one group; the epilogue is that of all rows.
-// Cluster: {multicast, 1, 1}, or with most_splits any number of blocks up to it, as the launch says. Grid: along x only,
+// Cluster: {multicast * other_multicast, 1, 1}, or with most_splits any number of blocks up to it, as the launch says. Grid: along x only,
 // a multiple of the cluster. Any such grid is correct; the best has as many blocks as are resident at once, or tiles
 // times the cluster if those are fewer. Which tiles are split, `TileWalk` says.
 // The epilogue of several regions is called as run<Config::run>(region, m, n, acc, live), that of one by its two parts,
@@ -117,16 +125,32 @@ JITGEN_DEVICE int staged_run(int row, int run) {
 // The same of one column: `within` its run.
 JITGEN_DEVICE int staged_column(int run, int within) { return run * 8 + (within ^ (run & 4)); }
 
+// The members that a Config has all of or none.
+template <class Config, class = void>
+struct DenseArrangement {
+  static constexpr bool swapped = false;
+  static constexpr int blocks = 1, other_multicast = 1;
+};
+template <class Config>
+struct DenseArrangement<Config, decltype(void(Config::swapped))> {
+  static constexpr bool swapped = Config::swapped;
+  static constexpr int blocks = Config::blocks, other_multicast = Config::other_multicast;
+};
+
 template <class Config>
 struct DenseShape {
   static constexpr int depth = 128 / int(sizeof(typename Config::Element));  // k's of a stage
   static constexpr bool pingpong = Config::pingpong;
+  static constexpr bool swapped = DenseArrangement<Config>::swapped;
+  static constexpr int group_blocks = DenseArrangement<Config>::blocks;
+  static constexpr int other_multicast = DenseArrangement<Config>::other_multicast;
   static constexpr int warpgroups = pingpong ? 2 : Config::down * Config::across;
-  static constexpr int blocks = pingpong ? Config::down : 1;  // of 64 rows, of a warpgroup
+  static constexpr int blocks = pingpong ? Config::down : group_blocks;  // of 64 rows, of a warpgroup
   static constexpr int tile_warps = pingpong ? 4 : warpgroups * 4;  // that compute a tile
   static constexpr int consumers = warpgroups * 128;
   static constexpr int threads = consumers + 128;  // the last warpgroup copies
-  static constexpr int rows = Config::down * 64;
+  static constexpr int group_rows = group_blocks * 64;  // of a warpgroup, where several compute a tile
+  static constexpr int rows = Config::down * group_rows;
   static constexpr int width = Config::columns / Config::across;  // columns of a warpgroup
   // Columns whose products a warpgroup has beside its sums, where these are promoted: more would take registers.
   static constexpr int slice = width > 160 && width % 32 == 0 ? width / 2 : width, slices = width / slice;
@@ -135,28 +159,42 @@ struct DenseShape {
   static constexpr int weight_bytes = Config::columns * 128;
   static constexpr int stage_bytes = x_bytes + weight_bytes * Config::contractions;
 
-  // The epilogue stages a warp's [contractions][16 rows][chunk columns].
+  // The epilogue stages a warp's [contractions][16 rows][chunk columns]; swapped, a warpgroup's [chunk columns][64 rows],
+  // each column padded by four numbers (banks).
   static constexpr int chunk = Config::staged / Config::contractions;
-  static constexpr int staging_bytes = consumers / 32 * Config::contractions * 16 * chunk * 4;
+  static constexpr int pitch = 68;
+  static constexpr int staging_bytes =
+      swapped ? warpgroups * chunk * pitch * 4 : consumers / 32 * Config::contractions * 16 * chunk * 4;
 
   static constexpr int staging_at = Config::stages * stage_bytes;
   static constexpr int barriers_at = staging_at + staging_bytes;
   static constexpr int bytes = barriers_at + Config::stages * 16;
 
-  // Where K is split, the partial sums, [contractions][rows][columns], overwrite the stages.
-  static constexpr int sum_pitch = Config::columns + 8;
-  static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
+  // Where K is split, the partial sums, [contractions][rows][columns] or swapped [columns][rows], overwrite the stages.
+  static constexpr int sum_pitch = swapped ? rows + 4 : Config::columns + 8;
+  static_assert(Config::most_splits == 1 ||
+                    Config::contractions * (swapped ? Config::columns : rows) * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
+  static_assert(!swapped || (Config::contractions == 1 && Config::regions == 1 && !Config::transposed &&
+                                     Config::run == 8),
+                "one product is swapped");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
   static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
   static_assert(blocks * width * Config::contractions <= 384, "accumulators of a thread");
   static_assert(!pingpong || (Config::across == 1 && Config::most_splits == 1), "a warpgroup computes all of a tile");
   // Of each operand's tile, the pieces that the blocks of a cluster copy for all of them.
-  static constexpr int x_shares = Config::shares_x ? Config::multicast : 1;
-  static constexpr int weight_shares = Config::shares_x ? 1 : Config::multicast;
+  static constexpr int cluster = Config::multicast * other_multicast;
+  static constexpr int x_shares = Config::shares_x != swapped ? Config::multicast : other_multicast;
+  static constexpr int weight_shares = cluster / x_shares;
+  static_assert(other_multicast == 1 || Config::most_splits == 1, "the blocks of a rectangle do not split K");
+  static_assert(!pingpong || group_blocks == 1, "a warpgroup has `down` blocks then");
   static_assert(rows % (8 * x_shares) == 0, "shares of x's tile begin with a row of the swizzle");
-  static_assert(Config::columns % (weight_shares * (Config::transposed ? 64 : 8)) == 0, "shares of a weight's tile");
+  static_assert(Config::columns % (Config::transposed ? weight_shares * 64 : 8) == 0, "shares of a weight's tile");
+  // Columns of a piece of a weight's tile. The last piece overlaps the one before it where the pieces are more than the
+  // tile: both write the same numbers there.
+  static constexpr int weight_piece = (Config::columns / 8 + weight_shares - 1) / weight_shares * 8;
+  static constexpr int copied_weight_bytes = Config::transposed ? weight_bytes : weight_piece * weight_shares * 128;
   static_assert(!Config::transposed || (width % 64 == 0 && depth == 64), "a transposed operand lies in runs of 64 columns");
 };
 
@@ -201,24 +239,36 @@ struct DenseKernel {
     return x_at(stage) + Shape::x_bytes + contraction * Shape::weight_bytes;
   }
 
+  // Where in its cluster's rectangle a block is. The blocks of a cluster that only splits K are all at its corner.
+  static JITGEN_DEVICE int down_of(int block) {
+    return Shape::weight_shares == 1 ? 0 : Shape::x_shares == 1 ? block : block % Shape::weight_shares;
+  }
+  static JITGEN_DEVICE int across_of(int block) { return Shape::x_shares == 1 ? 0 : block / Shape::weight_shares; }
+
   // `which`: of the tiles of an item, which a cluster's blocks share out.
   JITGEN_DEVICE TilePlace place(int item, int which, int column_tiles) const {
     const int tiles = row_tiles * column_tiles;
     const int inside = Shape::ranges > 1 ? item % tiles : item;
     TilePlace tile = place_in<Config::raster, band_columns>(inside, row_tiles, column_tiles, regions);
-    const int row = tile.row * Shape::weight_shares + (Shape::weight_shares > 1 ? which : 0);
-    const int column = tile.column * Shape::x_shares + (Shape::x_shares > 1 ? which : 0);
-    const int below = Shape::ranges > 1 ? item / tiles * rows : 0;
+    const int row = tile.row * Shape::weight_shares + down_of(which);
+    const int column = tile.column * Shape::x_shares + across_of(which);
+    const int height = Shape::swapped ? regions[0].columns : rows;  // of the result
+    const int below = Shape::ranges > 1 ? item / tiles * height : 0;
     return {tile.region, row * height_of<Shape::rows, Batch>, column * Config::columns, below};
   }
 
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
   JITGEN_DEVICE void produce(int matrix, const TilePlace& tile, int first, int last, bool alone, Ring& ring) const {
-    constexpr uint16_t all = (1 << Config::multicast) - 1;
+    // This block's place in its cluster, and the blocks beside and below it, which it shares the tiles with.
+    const int down = down_of(rank), across = across_of(rank);
+    uint16_t beside = 0;
+#pragma unroll
+    for (int i = 0; i < Shape::x_shares; ++i) beside |= 1 << (down + i * Shape::weight_shares);
+    const uint16_t below = ((1 << Shape::weight_shares) - 1) << (across * Shape::weight_shares);
     const Region region = region_of(regions, tile.region);
     constexpr int x_share = Shape::rows / Shape::x_shares;  // rows of a copy
     const int copied = Config::trimmed ? smaller(rows, x_share) : x_share;
-    const int bytes = copied * Shape::x_shares * 128 + Shape::weight_bytes * contractions;
+    const int bytes = copied * Shape::x_shares * 128 + Shape::copied_weight_bytes * contractions;
     const bool x_shared = Shape::x_shares > 1 && !alone, weight_shared = Shape::weight_shares > 1 && !alone;
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk, ring.next()) {
@@ -227,13 +277,13 @@ struct DenseKernel {
       barrier_arrive_expect(full(stage), bytes);
 #pragma unroll
       for (int i = 0; i < Shape::x_shares; ++i) {
-        if (x_shared && i != rank) continue;
+        if (x_shared && i != across) continue;
         const uint32_t to = x_at(stage) + i * (x_share * 128);
         const int from = tile.row + i * x_share;
         if constexpr (Batch::several && !Batch::grouped) {
-          copy_of_matrix(to, x, chunk * Shape::depth, from, full(stage), all, x_shared, matrix, batch.x);
+          copy_of_matrix(to, x, chunk * Shape::depth, from, full(stage), beside, x_shared, matrix, batch.x);
         } else {
-          copy(to, x, chunk * Shape::depth, from, full(stage), all, x_shared);
+          copy(to, x, chunk * Shape::depth, from, full(stage), beside, x_shared);
         }
       }
 #pragma unroll
@@ -242,18 +292,18 @@ struct DenseKernel {
         if constexpr (Config::transposed) {
 #pragma unroll
           for (int share = 0; share < Config::columns / 64; ++share) {
-            if (weight_shared && share % Shape::weight_shares != rank) continue;
+            if (weight_shared && share % Shape::weight_shares != down) continue;
             const uint32_t to = weight_at(stage, c) + share * 8192;
-            copy_weight(to, map, tile.column + share * 64, chunk * 64, full(stage), all, weight_shared, matrix, c);
+            copy_weight(to, map, tile.column + share * 64, chunk * 64, full(stage), below, weight_shared, matrix, c);
           }
         } else {
-          constexpr int share = Config::columns / Shape::weight_shares;
 #pragma unroll
           for (int i = 0; i < Shape::weight_shares; ++i) {
-            if (weight_shared && i != rank) continue;
-            const uint32_t to = weight_at(stage, c) + i * (share * 128);
-            const int from = tile.column + i * share;
-            copy_weight(to, map, chunk * Shape::depth, from, full(stage), all, weight_shared, matrix, c);
+            if (weight_shared && i != down) continue;
+            const int first = smaller(i * Shape::weight_piece, Config::columns - Shape::weight_piece);
+            const uint32_t to = weight_at(stage, c) + first * 128;
+            const int from = tile.column + first;
+            copy_weight(to, map, chunk * Shape::depth, from, full(stage), below, weight_shared, matrix, c);
           }
         }
       }
@@ -292,8 +342,10 @@ struct DenseKernel {
   // that a block that nothing is shared with arrives for the others.
   JITGEN_DEVICE void release(int stage, bool alone) const {
     const int lane = threadIdx.x % 32;
-    if constexpr (Config::multicast > 1) {
-      if (lane < Config::multicast) barrier_arrive_at(empty(stage), alone ? rank : lane);
+    if constexpr (Shape::cluster > 1) {
+      constexpr bool line = Shape::x_shares == 1 || Shape::weight_shares == 1;
+      const bool shares = line || down_of(lane) == down_of(rank) || across_of(lane) == across_of(rank);
+      if (lane < Shape::cluster && shares) barrier_arrive_at(empty(stage), alone ? rank : lane);
     } else {
       if (lane == 0) barrier_arrive(empty(stage));
     }
@@ -312,7 +364,7 @@ struct DenseKernel {
 
   // Starts the products of a stage. `add`: whether they are added to what `acc` has, else the first of them are not.
   JITGEN_DEVICE void multiply(Products& acc, int stage, int down, int across, bool add) const {
-    const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
+    const uint64_t a = descriptor_k_major(x_at(stage) + down * (Shape::group_rows * 128));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -343,7 +395,7 @@ struct DenseKernel {
     StageScales found = {};
     if constexpr (Scales::any) {
       const int lane = threadIdx.x % 32, last = (columns_of(regions, tile.region) - 1) / scale_block;
-      const int row = tile.row + down * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+      const int row = tile.row + down * Shape::group_rows + threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
       for (int b = 0; b < blocks; ++b) {
 #pragma unroll
@@ -364,7 +416,7 @@ struct DenseKernel {
   // the other warpgroup while this one adds.
   JITGEN_DEVICE void promote(Sums& acc, int stage, int down, int across, const StageScales& of_stage) const {
     constexpr int slice = Shape::slice;
-    const uint64_t a = descriptor_k_major(x_at(stage) + down * 8192);
+    const uint64_t a = descriptor_k_major(x_at(stage) + down * (Shape::group_rows * 128));
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
 #pragma unroll
@@ -412,7 +464,7 @@ struct DenseKernel {
     const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
     clear(acc);
-    if (!Shape::pingpong && tile.row + down * 64 >= matrix.end) return pass_by(first, last, alone, ring);
+    if (!Shape::pingpong && tile.row + down * Shape::group_rows >= matrix.end) return pass_by(first, last, alone, ring);
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
@@ -448,11 +500,64 @@ struct DenseKernel {
     }
   }
 
+  // Where x and the weight are swapped, rows of a tile are columns of the result, and a warpgroup has 64 of them.
+  template <class Own>
+  JITGEN_DEVICE void finish_swapped(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns) const {
+    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, turns = Shape::width / chunk;
+    const int thread = threadIdx.x % 128, warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
+    const int first = tile.column + warpgroup / Config::down * Shape::width;
+    Sum* const staging = reinterpret_cast<Sum*>(memory + Shape::staging_at) + threadIdx.x / 128 * chunk * pitch;
+#pragma unroll 1
+    for (int turn = 0; turn < blocks * turns; ++turn) {
+      const int n = tile.row + warpgroup % Config::down * Shape::group_rows + turn / turns * 64;
+      const int m = first + turn % turns * chunk;
+      if (n >= rows) break;
+      if (m >= columns) continue;
+      group_barrier<128>(1 + threadIdx.x / 128, "staging of a warpgroup");
+      spread_swapped<0>(turn, staging, acc);
+      group_barrier<128>(1 + threadIdx.x / 128, "staging of a warpgroup");
+      Sum sums[chunk / 16][1][8];  // all are read before the first is stored: one latency for all of them
+      RunPlace places[chunk / 16];
+      const int run = n + thread % 8 * 8, live = smaller(8, rows - run);
+#pragma unroll
+      for (int i = 0; i < chunk / 16; ++i) {
+        const int token = i * 16 + thread / 8;
+        const Sum* const from = staging + token * pitch + thread % 8 * 8;
+        gather(sums[i][0], from + thread % 8 / 4 * 4, from + (1 - thread % 8 / 4) * 4);
+        places[i] = {tile.below + smaller(m + token, columns - 1), live > 0 ? run : n, live > 0 ? live : smaller(8, rows - n),
+                     m + token < columns && live > 0};
+      }
+      run_epilogues(epilogue, places, sums);
+    }
+  }
+  template <int turn>
+  static JITGEN_DEVICE void spread_swapped(int wanted, Sum* staging, const Sums& acc) {
+    constexpr int chunk = Shape::chunk, turns = Shape::width / chunk;
+    if constexpr (turn < blocks * turns) {
+      if (wanted == turn) spread_columns<turn % turns * chunk, chunk, Shape::pitch, true>(staging, acc[0][turn / turns]);
+      spread_swapped<turn + 1>(wanted, staging, acc);
+    }
+  }
+  // Writes the sums of `count` columns of a tile from `first` on to [column][row] at `to`: this lane's of 64 rows.
+  // `halved`: the halves of each run of eight are swapped in the last 32 rows, so that 16-byte reads of neighbouring runs
+  // are in different banks.
+  template <int first, int count, int pitch, bool halved>
+  static JITGEN_DEVICE void spread_columns(Sum* to, const Sum (&acc)[Shape::width / 2]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    Sum* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ (halved ? warp / 2 * 4 : 0));
+#pragma unroll
+    for (int i = 0; i < count / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j];
+    }
+  }
+
   template <class Own>
   JITGEN_DEVICE void finish(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns, int rows) const {
+    if constexpr (Shape::swapped) return finish_swapped(epilogue, tile, acc, columns);
     constexpr int chunk = Shape::chunk, run = Config::run, runs = chunk / run, turns = Shape::width / chunk;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
-    const int first_row = tile.row + warpgroup % Config::down * 64 + warp % 4 * 16;
+    const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
     Sum* const staging = reinterpret_cast<Sum*>(memory + Shape::staging_at) + warp * contractions * 16 * chunk;
 #pragma unroll 1
@@ -522,25 +627,40 @@ struct DenseKernel {
   JITGEN_DEVICE void leave(const Sums& acc) const {
     constexpr int pitch = Shape::sum_pitch;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
-    const int row = warpgroup % Config::down * 64 + warp % 4 * 16 + lane / 4;
+    const int row = warpgroup % Config::down * Shape::group_rows + warp % 4 * 16 + lane / 4;
     const int column = warpgroup / Config::down * Shape::width + lane % 4 * 2;
     Sum* const corner = reinterpret_cast<Sum*>(memory) + row * pitch + column;
     group_barrier<Shape::consumers>(1, "end of the stages");  // the stages are not read any more
+    if constexpr (Shape::swapped) {
+      Sum* const to = reinterpret_cast<Sum*>(memory) + warpgroup / Config::down * Shape::width * pitch;
+#pragma unroll
+      for (int b = 0; b < blocks; ++b) {
+        const int first = warpgroup % Config::down * Shape::group_rows + b * 64;
+        spread_columns<0, Shape::width, pitch, false>(to + first, acc[0][b]);
+      }
+      return;
+    }
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
 #pragma unroll
-      for (int i = 0; i < Shape::width / 8; ++i) {
-        const Sum* const from = acc[c][0] + i * 4;
-        Sum* const to = corner + c * Shape::rows * pitch + i * 8;
-        store_two(to, from[0], from[1]);
-        store_two(to + 8 * pitch, from[2], from[3]);
+      for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+        for (int i = 0; i < Shape::width / 8; ++i) {
+          const Sum* const from = acc[c][b] + i * 4;
+          Sum* const to = corner + (c * Shape::rows + b * 64) * pitch + i * 8;
+          store_two(to, from[0], from[1]);
+          store_two(to + 8 * pitch, from[2], from[3]);
+        }
       }
     }
   }
   template <class Own>
   JITGEN_DEVICE void finish_split(const Own& epilogue, const TilePlace& tile, int columns) const {
-    constexpr int pitch = Shape::sum_pitch, width = Config::columns / 8;
-    const int runs = smaller(rows - tile.row, Shape::rows) * width;  // runs of 8 columns
+    constexpr bool swapped = Shape::swapped;
+    constexpr int pitch = Shape::sum_pitch, width = (swapped ? Shape::rows : Config::columns) / 8;
+    const int height = swapped ? smaller(columns - tile.column, Config::columns) : smaller(rows - tile.row, Shape::rows);
+    const int runs = height * width;  // runs of 8 columns of the result
+    const int below = swapped ? tile.column : tile.row, along = swapped ? tile.row : tile.column;
     const int last = runs * (rank + 1) / splits;
 #pragma unroll 1
     for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
@@ -550,9 +670,9 @@ struct DenseKernel {
       for (int c = 0; c < contractions; ++c) {
         add_of_cluster<Config::most_splits>(sums[c], base + ((c * Shape::rows + m) * pitch + n) * 4, splits);
       }
-      const int live = smaller(8, columns - tile.column - n);
+      const int live = smaller(8, (swapped ? rows : columns) - along - n);
       if (live <= 0) continue;
-      run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.row + m, tile.column + n, sums, live);
+      run_epilogue<(Config::regions > 1)>(epilogue, tile.region, below + m, along + n, sums, live);
     }
   }
 
@@ -577,7 +697,7 @@ struct DenseKernel {
     const int from = chunks * rank / splits, to = chunks * (rank + 1) / splits;  // this block's chunks of a split tile
     const ChunkRanges<Shape::ranges> range{chunks, tiles};
     Ring ring;
-    TileWalk<Config::most_splits, Config::multicast, Item> walk(items, splits);
+    TileWalk<Config::most_splits, Shape::cluster, Item> walk(items, splits);
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Shape::warpgroups, Config::resident, true>();
       for (; walk.item < items; walk.next()) {
@@ -624,33 +744,33 @@ struct DenseKernel {
       }
       __syncwarp();
     }
-    if constexpr (Config::multicast > 1) cluster_sync("the end of the cluster's blocks");  // no block ends while another may write to it
+    if constexpr (Shape::cluster > 1) cluster_sync("the end of the cluster's blocks");  // no block ends while another may write to it
   }
 };
 
-template <class Config, class Epilogue, class Batch = OneMatrix, class Scales = NoScales>
-JITGEN_DEVICE void gemm_wgmma_dense(
+template <class Config, class Epilogue, class Batch, class Scales>
+JITGEN_DEVICE void run_wgmma_dense(
     const TensorMap& x, int rows, int depth, const DenseRegion<Config::contractions> (&regions)[Config::regions],
-    const Epilogue& epilogue, const Batch& batch = Batch(), const Scales& scales = Scales()) {
+    const Epilogue& epilogue, const Batch& batch, const Scales& scales) {
   using Shape = DenseShape<Config>;
   extern __shared__ __align__(1024) uint8_t gemm_memory[];
   constexpr int band = Shape::rows * Shape::weight_shares;
   DenseKernel<Config, Epilogue, Batch, Scales> kernel{
       x, regions, epilogue, rows, (depth + Shape::depth - 1) / Shape::depth, (rows + band - 1) / band,
-      Config::most_splits > 1 || Config::multicast > 1 ? cluster_rank() : 0,
+      Config::most_splits > 1 || Shape::cluster > 1 ? cluster_rank() : 0,
       Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch, scales};
-  waits_begin<(Config::most_splits > 1 || Config::multicast > 1)>();
+  waits_begin<(Config::most_splits > 1 || Shape::cluster > 1)>();
   if (threadIdx.x == 0) {
     prefetch_map(x);
 #pragma unroll
     for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].weights[c]);
     for (int stage = 0; stage < Config::stages; ++stage) {
       barrier_init(kernel.full(stage), 1);
-      barrier_init(kernel.empty(stage), Shape::tile_warps * Config::multicast);
+      barrier_init(kernel.empty(stage), Shape::tile_warps * (Shape::x_shares + Shape::weight_shares - 1));
     }
     barrier_init_fence();
   }
-  if constexpr (Config::multicast > 1) {
+  if constexpr (Shape::cluster > 1) {
     cluster_sync("the start of the cluster's blocks");
   } else {
     __syncthreads();
@@ -662,6 +782,19 @@ JITGEN_DEVICE void gemm_wgmma_dense(
     kernel.row_tiles = batch.template tiles<band>(rows);
   }
   kernel.work();
+}
+
+template <class Config, class Epilogue, class Batch = OneMatrix, class Scales = NoScales>
+JITGEN_DEVICE void gemm_wgmma_dense(
+    const TensorMap& x, int rows, int depth, const DenseRegion<Config::contractions> (&regions)[Config::regions],
+    const Epilogue& epilogue, const Batch& batch = Batch(), const Scales& scales = Scales()) {
+  if constexpr (DenseShape<Config>::swapped) {
+    static_assert(!Batch::several && !Scales::any, "one product is swapped");
+    const DenseRegion<Config::contractions> swapped[] = {{{&x}, rows}};
+    run_wgmma_dense<Config>(*regions[0].weights[0], regions[0].columns, depth, swapped, epilogue, batch, scales);
+  } else {
+    run_wgmma_dense<Config>(x, rows, depth, regions, epilogue, batch, scales);
+  }
 }
 
 }  // namespace jitgen
