@@ -74,7 +74,7 @@ def measured(shape: str, tokens: int, exponent: float, backends: list[str]) -> d
             first = run(logits[0])
             row[f"{backend} right"] = is_right(first, logits[0], chosen)
             row[f"{backend} same bits"] = all(map(torch.equal, first, run(logits[0])))
-            row[f"{backend} kernels"] = len(run.lower(logits[0]).kernels)
+            row[f"{backend} kernels"] = len(run.bind(logits[0]).kernels)
             row[backend] = graph_seconds([partial(run, each) for each in logits]) * 1e6
         except Exception as error:
             row[backend] = f"{type(error).__name__}: {str(error)[:200]}"
