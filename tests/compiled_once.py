@@ -29,9 +29,10 @@ ONE = "jitgen_one"
 KEPT_BYTES = 1 << 28
 """Size of the object files and precompiled headers that are kept; what was not used for longest goes first."""
 RUNTIME = {"GOMP_parallel", "GOMP_barrier", "omp_get_num_threads", "omp_get_thread_num", "__tls_get_addr"} | {
-    *("memcpy", "memmove", "memset", "aligned_alloc", "free")
+    *("memcpy", "memmove", "memset", "aligned_alloc", "malloc", "free", "_GLOBAL_OFFSET_TABLE_")
 }
-"""Functions of which a process has one, so that a kernel which calls no others need not be linked with a library."""
+"""Symbols of which a process has one, so that a kernel which needs no others need not be linked with a library. The
+last is the linker's own."""
 
 
 def on_path(program: str, kept: str, directory: str) -> str:

@@ -170,6 +170,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+FROZEN_AT = 150_000
+"""Objects that have outlived collections since the last freeze, from which on they are taken for ones that stay."""
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Does so again between two files, where tests have imported much, such as Dynamo, or have parsed all of jitgen."""
+    global _file
+    before, _file = _file, nodeid.partition("::")[0]
+    if before != _file and len(gc.get_objects(generation=2)) > FROZEN_AT:
+        gc.collect()
+        gc.freeze()
+
+
+_file = ""
+
+
 # ------------------------------------------------------------------------------------------------------ processor time
 
 SHOWN = 8

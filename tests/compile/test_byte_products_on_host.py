@@ -53,6 +53,7 @@ def _error(found: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> float:
     return ((found.double() - exact).norm() / exact.norm()).item()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sizes", [(1, 17, 272), (7, 16, 1040), (20, 33, 300)], ids=str)
 @pytest.mark.parametrize(
     "kinds", [(torch.int8, torch.int8), (torch.uint8, torch.int8), (torch.int8, torch.uint8)], ids=str

@@ -56,6 +56,7 @@ def _summed(kernels: dict[str, Any]) -> Any:
     return summed
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["add", "matmul", "sums"])
 def test_what_is_around_a_kernel_is_compiled_into_it(kernels: dict[str, Any], name: str, target: str) -> None:

@@ -73,6 +73,7 @@ def summed(q: Any, k: Any, v: Any) -> Any:
     return power @ v / power.sum(-1, keepdim=True), top, scores.logsumexp(-1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rows", [1, 12])
 @pytest.mark.parametrize("function", [plain, hidden, summed, formula(["cap"], ["causal"])])
 def test_a_single_key(function: Callable[..., Any], rows: int) -> None:
@@ -278,6 +279,7 @@ def test_what_is_not_one_kernel_says_why() -> None:
     check(few, *deep, kernels=3)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("of_key", [True, False])
 def test_keys_that_a_mask_in_memory_hides_from_all_rows_are_not_read(rows: int, of_key: bool) -> None:

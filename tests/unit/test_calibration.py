@@ -119,6 +119,7 @@ def test_weights_keep_factors_that_nothing_takes(tmp_path: Path) -> None:
     assert torch.equal(other(data[0]), made(data[0]))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", ["smoothquant", "awq"])
 def test_factors_are_moved_in_every_dtype(method: str, dtype: torch.dtype) -> None:

@@ -54,7 +54,7 @@ def check(function: Callable[..., Any], name: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_decorated", [True, False])
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 def test_random_numbers_of_the_backward_are_those_of_the_forward(
     name: str, is_decorated: bool, backend: str | None
 ) -> None:

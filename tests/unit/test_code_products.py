@@ -200,6 +200,7 @@ def test_a_dynamic_quantisation_is_one_kernel_and_its_products_another() -> None
         assert (found - wanted).norm() <= 2e-3 * wanted.norm()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("rowwise", [False, True], ids=["tensorwise", "rowwise"])
 def test_scaled_mm(dtype: torch.dtype, rowwise: bool) -> None:

@@ -37,6 +37,7 @@ def test_an_epilogue_is_as_exact_as_its_results(op: str, target: str) -> None:
         assert f"jitgen::coarse_{op}(" in sources(torch.bfloat16, split=True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_values_of_epilogues(op: str, dtype: torch.dtype) -> None:

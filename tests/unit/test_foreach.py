@@ -70,6 +70,7 @@ def binary_in_place(xs: list[Tensor], ys: list[Tensor], zs: list[Tensor]) -> Non
     torch._foreach_zero_(zs)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("function", [unary, unary_in_place, binary, binary_in_place])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_values(function: Any, compiled: bool) -> None:

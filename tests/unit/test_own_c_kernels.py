@@ -116,6 +116,7 @@ def test_a_call_by_itself_refuses_a_view_without_its_strides() -> None:
         assert torch.equal(out[: view.numel()], view.flatten() * 2)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager", "jitgen"])
 @pytest.mark.parametrize("debug", [0, 5])
 def test_two_views_of_the_same_elements_are_one_tensor(

@@ -27,6 +27,7 @@ def softmaxed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.softmax(softened(x * 2, 1.0) + y, -1), is_large(y), softened(y.bfloat16(), 2)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(5, 70), (1, 1), (0, 3), (2, 3, 9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_and_dtypes(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -49,6 +50,7 @@ def test_of_integers_it_computes_in_integers() -> None:
     assert torch.equal(found, torch.minimum(n, most) + 1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.bool])
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_of_integers_it_computes_the_floats_of_its_reference(

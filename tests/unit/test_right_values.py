@@ -107,6 +107,7 @@ def test_the_gradient_of_sinc_near_zero() -> None:
     _agree(got, -(math.pi**2) / 3 * x.detach().double() * (1 - (math.pi * x.detach().double()) ** 2 / 10), 1e-6)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["fweights", "aweights"])
 def test_a_weighted_covariance_of_16_bits_has_the_weights_digits(kind: str, dtype: torch.dtype) -> None:

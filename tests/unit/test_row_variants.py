@@ -90,6 +90,7 @@ def projected_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weigh
     return F.linear(heads.transpose(1, 2).flatten(2), weight)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["x86-64-v3", "sm_90a"])
 @pytest.mark.parametrize("recorded", [2, 100])
 def test_every_length_of_a_prompt_whose_heads_share_keys(target: str, recorded: int, tmp_path: Path) -> None:

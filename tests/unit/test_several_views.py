@@ -111,6 +111,7 @@ def test_kernels(
     assert Counter(kernel.family for kernel in lowered._lowered.program.kernels) == kernels
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("function", "shapes", "kernels"), FUNCTIONS, ids=NAMES)
 @pytest.mark.parametrize("lead", [1, 2, 7])
 def test_values_and_gradients(

@@ -119,6 +119,7 @@ def test_few_columns_of_a_long_k_occupy_the_device(backend: str) -> None:
         assert math.prod(launch.grid) >= 8, schedule
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90a", "sm_100a", "gfx942"])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_every_bucket_has_candidates_that_fit_the_target(target: str, quantized: bool) -> None:
