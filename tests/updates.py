@@ -71,6 +71,15 @@ def of_each(function: Callable[..., None]) -> Callable[..., None]:
     return lists
 
 
+def foreach(ps: Sequence[Tensor], gs: Sequence[Tensor], ms: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
+    torch._foreach_lerp_(ms, gs, 0.1)
+    torch._foreach_mul_(vs, 0.99)
+    torch._foreach_addcmul_(vs, gs, gs, 0.01)
+    roots = torch._foreach_sqrt(vs)
+    torch._foreach_add_(roots, 1e-8)
+    torch._foreach_addcdiv_(ps, ms, roots, -1e-3)
+
+
 def mean(e: Tensor, p: Tensor) -> None:
     e.lerp_(p, 0.01)
 
@@ -251,7 +260,10 @@ CASES: dict[str, Case] = {
     "adamw": Case(adamw, [S] * 4, 1),
     "adamw of bfloat16": Case(lambda p, g, m, v: adamw(p, g.to(m.dtype), m, v), [S] * 4, 1, [half, half, wide, wide]),
     "adamw of five": Case(of_each(adamw), [RAGGED] * 4, 1),
-    "adamw of fifty": Case(of_each(adamw), [[(3, n) for n in range(1, 51)]] * 4, 4),
+    "adamw of fifty": Case(of_each(adamw), [[(3, n) for n in range(1, 51)]] * 4, 1),
+    "adamw of forty, sliced": Case(of_each(adamw), [[(3, n) for n in range(1, 21)] * 2] * 4, 1, made=sliced),
+    "momentum of all ranks": Case(of_each(momentum), [RAGGED * 4] * 3, 1),
+    "foreach": Case(foreach, [[(3, n) for n in range(1, 51)]] * 4, 1),
     "mean of five": Case(of_each(mean), [RAGGED] * 2, 1),
     "stepped": Case(stepped, [(), RAGGED, RAGGED], 2),
     "swapped": Case(swapped, [S] * 2, 1),
@@ -267,7 +279,7 @@ CASES: dict[str, Case] = {
     "projected": Case(projected, [S, (13, 13), S], 2),
     "gathered": Case(gathered, [S] * 2, 2),
     "in a ring": Case(in_a_ring, [[S] * 5], 1),
-    "in a ring of forty": Case(in_a_ring, [[S] * 40], 4),
+    "in a ring of forty": Case(in_a_ring, [[S] * 40], 2),
     "after a slice": Case(after_a_slice, [S] * 3, 2),
     "row": Case(row, [S], 1),
     "row of slices": Case(row, [S], 1, made=sliced),

@@ -1,6 +1,7 @@
 """Turns regions into kernels: regions of one family share a kernel if the family allows it (``Family.joins``), up to
-``MAX_REGIONS`` regions and ``MAX_OPERANDS`` operands. An update in place shares one with the regions right before it
-alone, so that it stays behind those that read what it changes."""
+``MAX_REGIONS`` regions and ``MAX_OPERANDS`` operands. Regions that do the same to several tensors, as an optimiser's
+step does, are bodies of one text, and share a kernel up to ``MOST_BYTES`` of parameters. An update in place shares one
+with the regions right before it alone, so that it stays behind those that read what it changes."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ from jitgen.families import registry
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Alias, Buffer, Kernel
-from jitgen.ir.regions import Region
+from jitgen.ir.regions import MAX_REGIONS, Region
 from jitgen.ir.symbols import Expr
 
-MAX_REGIONS = 16
-"""The most regions of one kernel, which limits the length of a source."""
 MAX_OPERANDS = 128
 """The most operands of a kernel with several regions, so that its parameters stay within CUDA's limit of 4 KiB."""
+MOST_BYTES = 30000
+"""Bytes of parameters of a kernel whose regions do the same; of a launch, 32,764 (``kernel/printed_entry.py``)."""
+VALUE_BYTES = 8
+"""Bytes of a pointer or an integer among them, at most."""
 
 
 def kernels_of(
@@ -52,12 +55,17 @@ class _Lowered:
     def __init__(self, region: Region, numbers: Sequence[int], shapes: Sequence[Shape]) -> None:
         self._arguments = region, numbers, shapes
         self.family = registry.named(region.family)
-        self._scalars: list[tuple[Expr, str]] = []
-        self.body = self.family.body(*self._arguments, self._scalars)
+        self.scalars: list[tuple[Expr, str]] = []
+        self.body = self.family.body(*self._arguments, self.scalars)
 
     def within(self, scalars: list[tuple[Expr, str]]) -> Body:
         """Returns the body in a kernel that has ``scalars``, to which its own are added."""
-        return self.family.body(*self._arguments, scalars) if self._scalars else self.body
+        return self.family.body(*self._arguments, scalars) if self.scalars else self.body
+
+    def does_what(self, other: _Lowered) -> bool:
+        """Returns whether both do the same to several tensors, with the same run-time scalars."""
+        computed = self.body.computed
+        return computed is not None and computed == other.body.computed and self.scalars == other.scalars
 
 
 class _Group:
@@ -67,25 +75,37 @@ class _Group:
         bodies: of the regions.
         scalars: run-time scalars of all bodies.
         operands: how many all bodies have.
+        bytes: of the parameters of all bodies, at most.
+        is_alike: whether all do the same to several tensors.
     """
 
     def __init__(self, first: _Lowered) -> None:
         self.family = first.family
         self.scalars: list[tuple[Expr, str]] = []
         self.bodies: list[Body] = []
-        self.operands = 0
+        self.operands = self.bytes = 0
+        self._first, self.is_alike = first, True
 
     def takes(self, lowered: _Lowered) -> bool:
         """Returns whether the kernel may compute this too."""
-        if lowered.family is not self.family or len(self.bodies) == MAX_REGIONS:
+        if lowered.family is not self.family or not self.family.joins(self.bodies, lowered.body):
             return False
-        fits = self.operands + len(lowered.body.operands) <= MAX_OPERANDS
-        return fits and self.family.joins(self.bodies, lowered.body)
+        if self.is_alike and lowered.does_what(self._first):
+            return self.bytes + _bytes_of(lowered.body) <= MOST_BYTES
+        return len(self.bodies) < MAX_REGIONS and self.operands + len(lowered.body.operands) <= MAX_OPERANDS
 
     def add(self, lowered: _Lowered) -> None:
         """Computes this in the kernel."""
-        self.bodies.append(lowered.within(self.scalars))
-        self.operands += len(lowered.body.operands)
+        self.bodies.append(body := lowered.within(self.scalars))
+        self.operands += len(body.operands)
+        self.bytes += _bytes_of(body)
+        self.is_alike = self.is_alike and lowered.does_what(self._first)
+
+
+def _bytes_of(body: Body) -> int:
+    """Returns the bytes of parameters that a region takes at most: each operand's address and strides, and sizes."""
+    rank = len(body.shape)
+    return VALUE_BYTES * (len(body.operands) * (1 + rank) + rank + 1)
 
 
 def with_coarse(

@@ -240,6 +240,16 @@ class Body:
     def stores(self) -> tuple[int, ...]:
         return tuple(index for index, operand in enumerate(self.operands) if operand.kind == "store")
 
+    @property
+    def computed(self) -> tuple[Any, ...] | None:
+        """Returns what decides the results of a pointwise body besides the tensors that it reads, as a key: bodies with
+        equal ones do the same to several tensors. None for a body that reads anything but elements of whole tensors at
+        its own coordinates."""
+        if self.row_rank or any(o.buffer is None or o.gathered or o.movements or o.within for o in self.operands):
+            return None
+        operands = tuple((operand.kind, operand.dtype) for operand in self.operands)
+        return operands, tuple(map(identity_of, self.instructions)), self.coarse
+
 
 def placed(instruction: Instruction, before: Sequence[Instruction], operands: Sequence[Operand]) -> Instruction:
     """Gives ``instruction`` the row and stage that follow from those of its arguments among ``before``."""

@@ -36,6 +36,8 @@ from jitgen.ir.symbols import Size
 MAX_READS = 64
 """The most tensors that one region reads. Operands of a wider expression are computed into temporaries before it, those
 that read most tensors first."""
+MAX_REGIONS = 16
+"""The most regions of one kernel that differ in text, which limits the length of a source."""
 
 STAGES = ("map", "contract", "reduce", "scan", "sort", "scatter", "launch")
 

@@ -25,12 +25,14 @@ class Member:
         pointer: which of the launch's pointers it has; None where it is in no memory.
         integers: which of the launch's integers it has, in the order of C++.
         sizes: how many of these, the last, are sizes.
+        ends: whether it is the last of a struct within the struct, which an address begins.
     """
 
     operand: tuple[int, int] | None
     pointer: int | None
     integers: tuple[int, ...]
     sizes: int = 0
+    ends: bool = False
 
     @property
     def first(self) -> tuple[str, int]:
@@ -80,7 +82,7 @@ def places(maps: int, members: Iterable[Member], index: str, scalars: str) -> tu
             add("P", "pointer", member.pointer)
         for number in member.integers:
             add(index, "integer", number)
-        if member.pointer is not None:
+        if member.pointer is not None or member.ends:
             at = _aligned(at, SIZES["P"])
     for number, code in enumerate(scalars):
         add(code, "scalar", number)

@@ -8,6 +8,7 @@ scalars come before the integers, because a launcher packs once what calls of on
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -131,11 +132,14 @@ class KernelParameters:
     Attributes:
         wide: whether integers are 64-bit on a GPU.
         spelled: what sources call a parameter, where that is another expression.
+        runs: for a kernel that does the same to several tensors, how many regions, one after the other, are of one
+            text; empty where each has its own. A source in CUDA C++ has an array of structs for each run.
     """
 
     regions: tuple[RegionParameters, ...]
     wide: bool
     spelled: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    runs: tuple[int, ...] = ()
 
     @property
     def operands(self) -> tuple[OperandParameters, ...]:
@@ -169,7 +173,7 @@ class KernelParameters:
     @property
     def members(self) -> tuple[Member, ...]:
         """Returns the members of the struct of an entry in CUDA C++: operands in their order, then integers of the
-        kernel."""
+        kernel. In a kernel of ``runs`` each region's integers follow its operands."""
         integers = self.integers
         owned: dict[tuple[int, int], list[int]] = {}
         for position, integer in enumerate(integers):
@@ -187,8 +191,18 @@ class KernelParameters:
                     operand = (region, declared.number)
                     members.append(Member(operand, pointers if in_memory else None, tuple(own), sizes))
                 pointers += in_memory
-        loose = (position for position, integer in enumerate(integers) if integer.operand < 0)
+        loose = [position for position, integer in enumerate(integers) if integer.operand < 0]
+        if self.runs:
+            return tuple(self._by_region(members, loose))
         return (*members, *(Member(None, None, (position,)) for position in loose))
+
+    def _by_region(self, operands: Sequence[Member], loose: Sequence[int]) -> Iterator[Member]:
+        """Yields the members of one region after the other: its ``operands``, sizes and end."""
+        waiting = iter(loose)
+        for number, region in enumerate(self.regions):
+            yield from (member for member in operands if member.operand and member.operand[0] == number)
+            own = list(itertools.islice(waiting, len(region.axes) + len(region.last)))
+            yield from (Member(None, None, (position,), ends=position == own[-1]) for position in own)
 
     def name(self, parameter: str) -> str:
         """Returns what sources call the parameter ``parameter``."""
@@ -215,4 +229,4 @@ class KernelParameters:
             RegionParameters(axes(region.axes), tuple(map(operand, region.operands)), axes(region.last))
             for region in self.regions
         ]
-        return KernelParameters(tuple(regions), self.wide, spelled)
+        return KernelParameters(tuple(regions), self.wide, spelled, self.runs)

@@ -50,6 +50,7 @@ class Params:
         pointers: of each operand in memory, the type and the expression of its pointer, in the order of operands.
         integers: the expressions of the integers, in the order in which a launch passes them.
         spelled: the expression of each value, by the name of the parameter that it is in other dialects.
+        runs: see ``KernelParameters``; (first region, regions, the members of the first region) of each run.
     """
 
     members: tuple[Member, ...]
@@ -59,6 +60,7 @@ class Params:
     pointers: tuple[tuple[str, str], ...]
     integers: tuple[str, ...]
     spelled: Mapping[str, str]
+    runs: tuple[tuple[int, int, tuple[tuple[str, str], ...]], ...] = ()
 
     def printed(self, wide: bool, maps: Sequence[str] = ()) -> dict[str, list[str]]:
         """Returns what ``params.cu.j2`` prints.
@@ -68,7 +70,10 @@ class Params:
             maps: the names of its tensor maps.
         """
         lines = [f"jitgen::TensorMap {name};" for name in maps]
-        lines += [f"{kind} {name};" for kind, name in (*self.declared, *self.scalars)]
+        members = self.declared
+        if self.runs:
+            members = tuple((f"Region{first}", f"run{first}[{count}]") for first, count, _ in self.runs)
+        lines += [f"{kind} {name};" for kind, name in (*members, *self.scalars)]
         listed, size = places(len(maps), self.members, "q" if wide else "i", self.scalar_codes)
         if size > MOST_BYTES:
             raise UnsupportedError(
@@ -77,11 +82,16 @@ class Params:
             )
         offsets = {(place.source, place.number): place.offset for place in listed}
         firsts = [(name, ("map", number)) for number, name in enumerate(maps)]
-        firsts += [(name, member.first) for member, (_, name) in zip(self.members, self.declared, strict=True)]
+        if self.runs:
+            starts = {m.operand[0]: m.first for m in reversed(self.members) if m.operand is not None}
+            firsts += [(f"run{first}", starts[first]) for first, _, _ in self.runs]
+        else:
+            firsts += [(name, member.first) for member, (_, name) in zip(self.members, self.declared, strict=True)]
         firsts += [(name, ("scalar", number)) for number, (_, name) in enumerate(self.scalars)]
         checks = [f"sizeof(Params) == {size}"]
         checks += [f"JITGEN_OFFSET({name}) == {offsets[first]}" for name, first in firsts]
-        return {"members": lines, "checks": list(_wrapped(checks))}
+        structs = [(f"Region{first}", [f"{kind} {name};" for kind, name in own]) for first, _, own in self.runs]
+        return {"members": lines, "checks": list(_wrapped(checks)), "structs": structs}
 
     @property
     def packed(self) -> dict[str, Any]:
@@ -140,6 +150,7 @@ class Spelling:
     loose: str
 
 
+OF_RUNS = Spelling("own.{}.pointer", "own.{}.first", "own.{}.strides[{}]", "own.{}.sizes[{}]", "own.{}")
 IN_CUDA = Spelling("params.{}.pointer", "params.{}.first", "params.{}.strides[{}]", "params.{}.sizes[{}]", "params.{}")
 ON_CPU = Spelling("{}_pointer", "{}_first", "{}_stride{}", "{}_size{}", "{}")
 
@@ -147,6 +158,9 @@ ON_CPU = Spelling("{}_pointer", "{}_first", "{}_stride{}", "{}_size{}", "{}")
 def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect, spelling: Spelling = IN_CUDA) -> Params:
     """Makes the struct of ``kernel``, which has ``parameters``."""
     integers, members = parameters.integers, parameters.members
+    of_kernel = spelling
+    if parameters.runs:
+        spelling = OF_RUNS
     taken = {integer.name for integer in integers if integer.operand < 0 and integer.field not in _LOOSE}
     taken |= {_scalar(number) for number in range(len(kernel.scalars))}
     spelled: dict[str, str] = {}
@@ -185,7 +199,7 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect, sp
         declared.append((f"jitgen::Operand<{element}, Index, {len(strides)}{chosen}>", name))
     scalars = [(dialect.types[dtype], _scalar(number)) for number, (_, dtype) in enumerate(kernel.scalars)]
     codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
-    spelled |= {f"a{number}": spelling.loose.format(name) for number, (_, name) in enumerate(scalars)}
+    spelled |= {f"a{number}": of_kernel.loose.format(name) for number, (_, name) in enumerate(scalars)}
     pointers = [
         (f"{_element(own.operand, dialect)}*", spelled[own.pointer])
         for region in parameters.regions
@@ -193,7 +207,22 @@ def params_of(kernel: Kernel, parameters: KernelParameters, dialect: Dialect, sp
         if own.pointer is not None
     ]
     passed = tuple(spelled[name] for name in parameters.names)
-    return Params(members, tuple(declared), tuple(scalars), codes, tuple(pointers), passed, spelled)
+    runs = tuple(_runs(parameters, tuple(declared)))
+    return Params(members, tuple(declared), tuple(scalars), codes, tuple(pointers), passed, spelled, runs)
+
+
+def _runs(
+    parameters: KernelParameters, declared: Sequence[tuple[str, str]]
+) -> Iterator[tuple[int, int, tuple[tuple[str, str], ...]]]:
+    """Yields the ``runs`` of ``Params``."""
+    first, of_region = 0, [list[tuple[str, str]]()]
+    for member, own in zip(parameters.members, declared, strict=True):
+        of_region[-1].append(own)
+        if member.ends:
+            of_region.append([])
+    for count in parameters.runs:
+        yield first, count, tuple(of_region[first])
+        first += count
 
 
 def _element(operand: Operand, dialect: Dialect) -> str:

@@ -13,12 +13,13 @@ import jitgen
 from jitgen.errors import UnsupportedError
 from jitgen.ir.body_builder import BodyBuilder
 from jitgen.runtime.overlap import Ranges
+from tests import cuda_on_host
 from tests.interpreter import Interpreter
 from tests.updates import CASES, adamw, failures, momentum, of_each
 
 ON_HOST = (
     *("adamw of five", "transposed before", "returns what was", "momentum of slices"),
-    *("pairs to a cache", "heads to caches"),
+    *("pairs to a cache", "heads to caches", "momentum of all ranks", "adamw of forty, sliced"),
 )
 
 
@@ -108,8 +109,26 @@ def test_planning_asks_for_each_region_twice() -> None:
     specs = [[jitgen.TensorSpec((4,), torch.float32)] * 70 for _ in range(2)]
     with patch.object(BodyBuilder, "lower", autospec=True, side_effect=BodyBuilder.lower) as lowered:
         program = jitgen.jit(step).lower(*specs, 0.5, target="x86-64-v3").lowered.program
-    assert [len(kernel.bodies) for kernel in program.kernels] == [16, 16, 16, 16, 6]
+    assert [len(kernel.bodies) for kernel in program.kernels] == [70]
     assert lowered.call_count <= 2 * 70
+
+
+def test_one_kernel_of_many_tensors_with_numbers() -> None:
+    """Tensors with one rate share a text; a source has one for each rate, and an array of its tensors."""
+
+    def step(parameters: Any, gradients: Any, rates: Any) -> None:
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            parameter.sub_(gradient * rates[number // 20])
+
+    sizes = [(n % 7, 5) if n % 3 else (n,) for n in range(40)]
+    parameters, gradients = ([torch.rand(size) for size in sizes] for _ in range(2))
+    for rates in ((0.25, 0.25), (0.25, 0.5)):
+        given = [parameter.clone() for parameter in parameters]
+        wanted = [p - g * rates[number // 20] for number, (p, g) in enumerate(zip(given, gradients, strict=True))]
+        lowered = jitgen.jit(step).lower(given, gradients, rates, target="sm_90a", backend="cuda")
+        assert sum(kernel.source.count("struct Region") for kernel in lowered.kernels) <= 2
+        cuda_on_host.run(step, given, gradients, list(rates))
+        torch.testing.assert_close(given, wanted, rtol=1e-6, atol=1e-7)
 
 
 def test_new_sizes_and_strides() -> None:

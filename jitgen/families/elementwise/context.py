@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -135,9 +136,14 @@ class RegionContext:
 
 @dataclass(frozen=True)
 class PointwiseContext(KernelContext):
-    """Describes the whole kernel: its regions."""
+    """Describes the whole kernel: its regions.
+
+    Attributes:
+        runs: of a kernel that does the same to several tensors: the regions of one text, one after the other.
+    """
 
     regions: tuple[RegionContext, ...]
+    runs: tuple[tuple[RegionContext, ...], ...] = ()
 
 
 def context(
@@ -148,7 +154,9 @@ def context(
         _region(number, body, layouts[number], declared, schedule, dialect) for number, body in enumerate(kernel.bodies)
     )
     operands = [operand for region in regions for operand in region.operands]
-    return PointwiseContext(**context_attributes(kernel, declared, operands, dialect), regions=regions)
+    rest = iter(regions)
+    runs = tuple(tuple(itertools.islice(rest, count)) for count in declared.runs)
+    return PointwiseContext(**context_attributes(kernel, declared, operands, dialect), regions=regions, runs=runs)
 
 
 render = renderer(NAME, "jitgen.families.elementwise", parameters, context, several=True)

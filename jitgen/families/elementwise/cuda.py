@@ -17,14 +17,30 @@ def build(
     kernel: Kernel, layouts: Sequence[Layout], schedule: Schedule, pointwise: PointwiseContext, dialect: Dialect
 ) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
-    regions = pointwise.regions
+    regions = tuple(run[0] for run in pointwise.runs) or pointwise.regions
     bits = 64 if schedule.wide else 32
     return {
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "checked": bool(kernel.checked),
         "regions": [_region(region, len(regions), schedule) for region in regions],
+        "runs": [_run(number, pointwise.runs) for number in range(len(pointwise.runs))],
     }, {}
+
+
+def _run(number: int, runs: Sequence[Sequence[RegionContext]]) -> dict[str, Any]:
+    """Returns what the entry reads to send blocks to the regions of a run, whose structs are an array."""
+    first, last = runs[number][0].index, len(runs[number]) - 1
+    array, end = f"params.run{first}", f"end{first}"
+    before = runs[number - 1][0].index if number else 0
+    return {
+        "index": first,
+        "array": array,
+        "last": last,
+        "end": end,
+        "start": f"params.run{before}[{len(runs[number - 1]) - 1}].end{before}" if number else "0",
+        "condition": f"if (Index(blockIdx.x) < {array}[{last}].{end}) " if number + 1 < len(runs) else "",
+    }
 
 
 def _region(region: RegionContext, regions: int, schedule: Schedule) -> dict[str, Any]:

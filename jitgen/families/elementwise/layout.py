@@ -11,6 +11,7 @@ runs in every call with new sizes. Its outcome has two halves:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from jitgen.families.short_rows import LANE_ELEMENTS
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
+from jitgen.ir.regions import MAX_REGIONS
 from jitgen.ir.views import Memory
 from jitgen.kernel.geometry import Geometry, gathered_of, touched_of
 from jitgen.kernel.layout import constant_in_row, reaches_wide, stride_kind, unit_of, views_of
@@ -151,6 +153,7 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
     ``b<r>_<operand>_<dim>`` and ``g<r>_<operand>_<dim>``, size and stride of a dimension that an index chooses along;
     where regions share a grid, ``end<r>``, the number of the block after the region's last one."""
     regions = []
+    runs = _runs(kernel, layouts) if device.is_gpu and len(layouts) > MAX_REGIONS else ()
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         sizes = tuple(Integer(f"n{region}_{dim}", "sizes", dim=dim, region=region) for dim in range(layout.rank))
         operands = []
@@ -164,7 +167,14 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
             )
             strides = [outer] * (layout.rank - 1) + [inner]
             operands.append(declared(operand, index, strides, number, gathered=gathered))
-        shares = device.is_gpu and region + 1 < len(layouts)
+        shares = device.is_gpu and (region + 1 < len(layouts) or bool(runs))
         ends = (Integer(f"end{region}", "ends", dim=region, region=LAUNCH),) if shares else ()
         regions.append(RegionParameters(sizes, tuple(operands), ends))
-    return KernelParameters(tuple(regions), any(layout.wide for layout in layouts))
+    return KernelParameters(tuple(regions), any(layout.wide for layout in layouts), runs=runs)
+
+
+def _runs(kernel: Kernel, layouts: Sequence[Layout]) -> tuple[int, ...]:
+    """Returns how many regions, one after the other, are of one text: all compute the same, and these are laid out in
+    the same way."""
+    alike = itertools.groupby(zip(kernel.bodies, layouts, strict=True), lambda region: (region[0].computed, region[1]))
+    return tuple(sum(1 for _ in run) for _, run in alike)
