@@ -47,6 +47,10 @@ READS: dict[str, Function] = {
     "reflect": lambda x, rows, many: F.pad(x[None], (2, 1, 0, 3), mode="reflect"),
     "replicate": lambda x, rows, many: F.pad(x, (4, 0), mode="replicate"),
     "circular": lambda x, rows, many: F.pad(x, (1, 3), mode="circular") * 2,
+    "reflect around": lambda x, rows, many: F.pad((x * 2).relu(), (1, 1), mode="reflect").neg(),
+    "replicate around": lambda x, rows, many: F.pad(x[None].maximum(x[:, :1]), (2, 1, 0, 3), mode="replicate") * 2,
+    "circular around": lambda x, rows, many: F.pad(x.abs() / 2, (1, 3), mode="circular") * 4,
+    "rows of a sum": lambda x, rows, many: x.minimum(x.flip(-1) * 2)[rows],
     "one_hot": lambda x, rows, many: F.one_hot(rows.long(), x.shape[0]),
 }
 """Functions of ``x`` (at least 2, 4, 3), ``rows`` (at least 1, 2; numbers of rows of ``x``) and ``many`` (as x)."""

@@ -9,13 +9,13 @@ Neighbours: ``ir/views.py`` moves one view; ``families/partition.py`` partitions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jitgen.families.changes import State, changes_of
 from jitgen.families.family import Partition
-from jitgen.families.several_views import stored_values
+from jitgen.families.several_views import costs_less_where_chosen, stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
@@ -94,7 +94,11 @@ def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partiti
     states = {node: state for node, state in changed.states.items() if state.argument in early}
     stored = returned_products(graph, index) | stored_values(index, partition, sizes.same)
     stored |= around_convolutions(index, graph.results) | frozenset(map(id, changed.stored))
-    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, states, partition.device.is_gpu)
+
+    def chosen_again(gather: Node, source: Node) -> bool:
+        return costs_less_where_chosen(gather, source, index, partition)
+
+    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, states, partition.device.is_gpu, chosen_again)
     values = rebuilt.roots(graph.results)
     numbers = (number for number, _ in graph.mutated)
     updates = dict(zip(numbers, values[len(graph.outputs) :], strict=True))
@@ -112,6 +116,8 @@ class _Rebuilt:
         states: these nodes, as they are made.
         changes: by the nodes that change arguments, what they are rebuilt to.
         has_windows: whether convolutions are products with windows in memory.
+        chosen_again: ``(gather, source)``: whether elements of the computed ``source`` are computed where they are
+            chosen, instead of all of them stored.
     """
 
     def __init__(
@@ -121,10 +127,11 @@ class _Rebuilt:
         stored: frozenset[int],
         arguments: Mapping[Node, State],
         has_windows: bool,
+        chosen_again: Callable[[Node, Node], bool],
     ) -> None:
         self.sizes, self.temporaries, self.has_windows = sizes, temporaries, has_windows
         self.mover = temporaries.mover
-        self.stored, self.arguments = stored, arguments
+        self.stored, self.arguments, self.chosen_again = stored, arguments, chosen_again
         self.states: dict[Node, State] = {}
         self.changes: dict[Node, Node] = {}
         self._reads: dict[Node, frozenset[Node]] = {}
@@ -154,6 +161,8 @@ class _Rebuilt:
             return self.mover.move(children[0], tuple(map(self.sizes.substituted, node.attrs)), shape)
         if node.kind is GATHER:
             source, *indices = children
+            if not source.is_in_memory and self.chosen_again(node, source):
+                return self._of_chosen(source, node, indices, shape)
             source = source if source.is_in_memory else self.temporaries.materialize(source)
             return builder.like(node, (source, *indices), shape)
         if node.kind is CONVOLVE:
@@ -161,6 +170,20 @@ class _Rebuilt:
             convolution = builder.like(node, operands, shape)
             return product_with_windows(convolution, self.temporaries) if self.has_windows else convolution
         return self._narrowed(builder.like(node, children, shape))
+
+    def _of_chosen(self, value: Node, gather: Node, indices: Sequence[Node], shape: Shape) -> Node:
+        """Returns what is computed as ``value`` is, pointwise, of the elements that ``gather`` chooses."""
+        memo: dict[Node, Node] = {}
+        for node in topological([value], {INPUT, VIEW}):
+            if node.kind.is_number:
+                memo[node] = node
+            elif node.is_in_memory:
+                memo[node] = self.mover.builder.make(
+                    GATHER.name, (node, *indices), node.dtype, shape, gather.attrs, gather.location
+                )
+            else:
+                memo[node] = self.mover.builder.like(node, [memo[child] for child in node.inputs], shape)
+        return memo[value]
 
     def _narrowed(self, node: Node) -> Node:
         """Replaces operands of ``node`` by temporaries until it reads at most ``MAX_READS`` tensors, or fewer where it

@@ -20,7 +20,7 @@ from jitgen.ir import symbols
 from jitgen.ir.analysis import at_own_coordinates, nearest
 from jitgen.ir.graph import Movement, Node, Shape, topological, walked
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAST, CAT, CONTRACT, COUNTED, INPUT, PRODUCTS, REDUCE, SCAN, SORT, TAKEN, VIEW
+from jitgen.ir.nodes import CAST, CAT, CONTRACT, COUNTED, GATHER, INPUT, PRODUCTS, REDUCE, SCAN, SORT, TAKEN, VIEW
 from jitgen.ir.symbols import Scalar
 from jitgen.ir.views import Decide
 from jitgen.kernel.operands import item_size
@@ -37,6 +37,9 @@ FEWEST_TERMS = 3
 COMPARISONS = 500
 """Operations by which a sorted element is counted: a bitonic network of 1,024 elements has 55 stages, each of which
 fetches and compares a neighbour."""
+
+MOST_CHOSEN = 4
+"""The most tensors that are each read at computed indices, in place of one that is computed of them."""
 
 SAME_ORDER = ("reshape", "unsqueeze", "squeeze", "detach", "untracked_view")
 """Views whose elements are all of what they are of, in the same order."""
@@ -231,6 +234,30 @@ def _costs_less(node: Node, end: Node, read: Collection[Chain], partition: Parti
             copies = Effort(moved=symbols.mul(2, _effort(node, 0).moved), launches=1)
             again = _sum_of(again, copies)
     return partition.decide("", storage_of(end, stored, again)).fused
+
+
+def costs_less_where_chosen(gather: Node, source: Node, index: Index, partition: Partition) -> bool:
+    """Returns whether it costs less to compute the elements of ``source`` that ``gather`` chooses than to store all of
+    them; False where they are computed by more than pointwise operations of a few tensors.
+
+    Args:
+        gather: of the graph; ``source`` is its source with views moved.
+    """
+    read = [node for node in topological([source], {INPUT, VIEW}) if not node.kind.is_number]
+    tensors = [node for node in read if node.is_in_memory]
+    computed = [node for node in read if not node.is_in_memory]
+    plain = all(node.kind.is_pointwise and node.shape == source.shape for node in computed)
+    if not plain or not tensors or len(tensors) > MOST_CHOSEN or any(t.shape != source.shape for t in tensors):
+        return False
+    value = gather.inputs[0]
+    if value in index.roots or partition.device.batch_invariant:
+        return False
+    gathers = sum(user.kind is GATHER for user in index.users[value])
+    size, chosen = symbols.product(source.shape), symbols.mul(gathers, symbols.product(gather.shape))
+    once, again = _effort(source, size), _effort(source, chosen)
+    bytes_ = symbols.mul(item_size(source.dtype), symbols.add(size, chosen))
+    stored = once._replace(moved=symbols.add(once.moved, bytes_), launches=2)
+    return not partition.decide("", storage_of(value, stored, again._replace(launches=1))).fused
 
 
 def _sum_of(left: Effort, right: Effort) -> Effort:
