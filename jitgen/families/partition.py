@@ -233,12 +233,13 @@ class Partitioner:
         shapes = [buffer.shape for buffer in buffers]
         end = len(inputs) + len(temporaries)
         kernels: list[Kernel] = []
+        dialect = self.claims.device.dialect
         for members, regions in steps:
             numbers = [step.number + (len(inputs) if step.change is None else end) for step in members]
-            kernels += kernels_of(regions, numbers, shapes, self.graph.name, len(kernels))
+            kernels += kernels_of(regions, numbers, shapes, self.graph.name, len(kernels), dialect)
         for regions in stages.behind_temporaries:
             regions = with_short_rows(regions, self.claims)
-            kernels += kernels_of(regions, range(end, len(buffers)), shapes, self.graph.name, len(kernels))
+            kernels += kernels_of(regions, range(end, len(buffers)), shapes, self.graph.name, len(kernels), dialect)
         program = Program(
             self.graph.name,
             inputs,

@@ -62,7 +62,7 @@ class Params:
     spelled: Mapping[str, str]
     runs: tuple[tuple[int, int, tuple[tuple[str, str], ...]], ...] = ()
 
-    def printed(self, wide: bool, maps: Sequence[str] = ()) -> dict[str, list[str]]:
+    def printed(self, wide: bool, maps: Sequence[str] = ()) -> dict[str, Any]:
         """Returns what ``params.cu.j2`` prints.
 
         Args:

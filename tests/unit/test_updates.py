@@ -22,6 +22,15 @@ ON_HOST = (
     *("pairs to a cache", "heads to caches", "momentum of all ranks", "adamw of forty, sliced"),
 )
 
+ONE_TEXT = {
+    "adamw of fifty": 4,
+    "adamw of forty, sliced": 3,
+    "momentum of all ranks": 2,
+    "foreach": 4,
+    "in a ring of forty": 4,
+}
+"""Cases of one text for several tensors, and their kernels in Triton."""
+
 
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[Interpreter]:
@@ -50,7 +59,8 @@ def test_kernels(name: str, backend: str, target: str) -> None:
     case = CASES[name]
     lowered = jitgen.jit(case.function).lower(*case.arguments(), backend=backend, target=target)
     are_lanes = (name, backend) == ("heads to caches", "cuda")  # which share short rows in a pointwise kernel
-    assert len(lowered.kernels) == case.kernels - are_lanes
+    of_one_text = name in ONE_TEXT and backend == "triton"  # which has up to 16 texts in a kernel
+    assert len(lowered.kernels) == (ONE_TEXT[name] if of_one_text else case.kernels - are_lanes)
 
 
 @pytest.mark.parametrize(("function", "transfers"), [(momentum, 5), (adamw, 7)])

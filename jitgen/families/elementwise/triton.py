@@ -26,37 +26,16 @@ def build(
 ) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
     regions = pointwise.regions
-    printed = tuple(run[0] for run in pointwise.runs) or regions
-    contexts = [_region(region, len(printed), schedule) for region in printed]
+    contexts = [_region(region, len(regions), schedule) for region in regions]
     context = {
         "parameters": pointwise.triton_parameters,
         "index_cast": ".to(tl.int64)" if schedule.wide else "",
         "regions": contexts,
-        "runs": [_run(run) for run in pointwise.runs],
     }
     alignments = [operand.alignment for operand in pointwise.memory]
     units = {name: _unit(name, regions) for name in pointwise.integers}
     limit = {"maxnreg": GPU_REGISTERS // (schedule.threads * schedule.blocks)} if schedule.blocks else {}
     return context, pointwise.triton_options(schedule.wide, schedule.threads // WARP, alignments, units, **limit)
-
-
-def _run(run: Sequence[RegionContext]) -> dict[str, Any]:
-    """Returns what the entry prints to send blocks to the regions of a run: what is taken of the region's parameters,
-    chosen by halves."""
-    names = [name for _, name in region_parameters(run[0], "") if not name.startswith("a")]
-    chosen = {name: f"own{number}" for number, name in enumerate(names)}
-
-    def lines(first: int, last: int, indent: str) -> list[str]:
-        if first == last:
-            own = [name for _, name in region_parameters(run[first], "") if not name.startswith("a")]
-            taken = zip((*chosen.values(), "first"), (*own, run[first].first), strict=True)
-            return [f"{indent}{variable} = {name}" for variable, name in taken]
-        middle = (first + last) // 2
-        below, above = lines(first, middle, indent + "    "), lines(middle + 1, last, indent + "    ")
-        return [f"{indent}if block < {run[middle].end}:", *below, f"{indent}else:", *above]
-
-    parameters = [chosen.get(name, name) for _, name in region_parameters(run[0], "")]
-    return {"lines": lines(0, len(run) - 1, ""), "parameters": parameters, "index": run[0].index, "end": run[-1].end}
 
 
 def _unit(name: str, regions: Sequence[RegionContext]) -> int:
