@@ -234,15 +234,20 @@ def test_matrices_that_ids_choose(backend: str) -> None:
             compare(found[1:], wanted[1:], "beside an id of no group")
 
 
-def test_rows_with_ids_whose_tiles_have_more_rows_than_32_bits() -> None:
-    """Each row has a tile of its own, of up to 128 rows."""
-    rows, groups = 2**24 + 5, 5
-    weight = jitgen.quantize(made(groups, 128, 256), "int8", activation="int8")
-    x = torch.empty(rows, 256, device="cuda", dtype=BF16).normal_()
+@pytest.mark.parametrize(
+    ("format", "group", "activation", "rows"),
+    [("int8", None, "int8", 2**24 + 5), ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128", 2**25 + 5)],
+)
+def test_rows_with_ids_whose_tiles_have_more_rows_than_32_bits(
+    format: str, group: int | None, activation: str, rows: int
+) -> None:
+    """Each row has a tile of its own, of up to 128 rows, of 64 where wgmma multiplies."""
+    groups, last = 5, slice(-300, None)
+    weight = jitgen.quantize(made(groups, 128, 128), format, group_size=group, activation=activation)
+    x = torch.empty(rows, 128, device="cuda", dtype=BF16).normal_()
     ids = torch.randint(-groups, groups, (rows,), device="cuda")
-    found, last = jitgen.jit(chosen, backend="cuda")(x, weight, ids)[-300:], slice(-300, None)
-    exact = weight.dequantize(torch.float64)[ids[last]]
-    compare(found, 2 * torch.einsum("snk,sk->sn", exact, rows_as_quantized(x[last], "int8")), "the last rows", BF16)
+    found, exact = jitgen.jit(chosen, backend="cuda")(x, weight, ids)[last], weight.dequantize(torch.float64)[ids[last]]
+    compare(found, 2 * torch.einsum("snk,sk->sn", exact, rows_as_quantized(x[last], activation)), "the last rows", BF16)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

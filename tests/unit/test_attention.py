@@ -297,6 +297,28 @@ def test_keys_that_a_mask_in_memory_hides_from_all_rows_are_not_read(rows: int, 
     assert torch.equal(jitgen.jit(attend)(*poisoned), jitgen.jit(attend)(q, k, v, visible))
 
 
+@pytest.mark.parametrize(("rows", "keys", "live"), [(33, 100, 50), (40, 70, 69)])
+@pytest.mark.parametrize("of_key", [True, False])
+def test_what_lies_behind_the_length_of_a_cache_is_not_read(rows: int, keys: int, live: int, of_key: bool) -> None:
+    def by_length(q: Any, k: Any, v: Any, length: Any) -> Any:
+        hidden = torch.arange(k.shape[-2], device=k.device) >= length
+        return torch.softmax((q @ k.mT).masked_fill(hidden, -INF), -1) @ v
+
+    def by_mask(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    attend = jitgen.jit(by_mask if of_key else by_length)
+    of_rule = (torch.arange(keys) < live).expand(rows, keys) if of_key else torch.tensor(live)
+    clean = operands((2, 3), rows, keys, 16, 24)
+    unwritten = (clean[0], *(torch.where(torch.arange(keys)[:, None] < live, x, float("nan")) for x in clean[1:]))
+    found, wanted = (
+        (result := attend(*leaves, of_rule), *torch.autograd.grad(result.square().sum(), leaves))
+        for leaves in ([x.clone().requires_grad_() for x in each] for each in (unwritten, clean))
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_what_is_skipped_is_said() -> None:
     def attend(q: Any, k: Any, v: Any, documents: Any) -> Any:
         i, j = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])

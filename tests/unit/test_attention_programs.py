@@ -11,8 +11,8 @@ import jitgen
 from tests.attention import failure
 from tests.attention_programs import program
 
-FOUND = (59, 78, 149, 267)
-"""Seeds that once failed: sums of rows behind the product of split heads, and indices without keys."""
+FOUND = (59, 78, 149, 267, 78755)
+"""Seeds that once failed: sums of rows behind the product of split heads, indices without keys, and scores of 16 bits."""
 
 
 def check(seed: int) -> None:
@@ -29,7 +29,10 @@ def check(seed: int) -> None:
     k, v = k.repeat_interleave(q.shape[1] // k.shape[1], 1), v if in_one else 2 * v
     assert failure(found, wanted, q, k, v, rounded=not in_one) is None, f"{seed}: {drawn.words}"
     if beside is not None:
-        torch.testing.assert_close(beside[0].double(), beside[1], atol=1e-4, rtol=1e-6, equal_nan=True)
+        # Scores of a product on its own are rounded to its dtype, as in torch, and no score moves their sum by more.
+        largest = float((q.double() @ k.double().mT).abs().max()) * q.shape[-1] ** -0.5
+        moved = 0.0 if in_one else torch.finfo(q.dtype).eps / 2 * largest
+        torch.testing.assert_close(beside[0].double(), beside[1], atol=1e-4 + moved, rtol=1e-6, equal_nan=True)
 
 
 @pytest.mark.quick(where=lambda seed: seed in FOUND[:2])

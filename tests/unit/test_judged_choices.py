@@ -20,20 +20,21 @@ def problems() -> Sequence[Problem]:
     return read(RECORD)
 
 
-@pytest.mark.parametrize(("kind", "mean", "worst"), [("dense", 0.95, 0.82), ("int4", 0.95, 0.74)])
+# The figures are those of docs/devices.md, which are of what the model chose when it was fitted.
+@pytest.mark.parametrize(("kind", "mean", "worst"), [("dense", 0.96, 0.83), ("int4", 0.97, 0.74)])
 def test_choices_are_near_the_fastest(problems: Sequence[Problem], kind: str, mean: float, worst: float) -> None:
     ratios = [ratio for ratio, *_ in judge(problem for problem in problems if problem.kind in KINDS[kind])]
     assert len(ratios) >= 18
-    assert geometric_mean(ratios) >= mean
-    assert min(ratios) >= worst
+    assert round(geometric_mean(ratios), 2) >= mean
+    assert round(min(ratios), 2) >= worst
 
 
 def test_dense_choices_on_an_h200() -> None:
     """K is any multiple of 8 there, and rows begin within a line of the cache."""
     ratios = [ratio for ratio, *_ in judge(read(MEASURED / "h200-candidates.json"))]
     assert len(ratios) == 35
-    assert geometric_mean(ratios) >= 0.9
-    assert min(ratios) >= 0.6
+    assert round(geometric_mean(ratios), 2) >= 0.91
+    assert round(min(ratios), 2) >= 0.6
 
 
 def test_a_choice_without_a_timing_is_an_error(problems: Sequence[Problem]) -> None:

@@ -188,13 +188,14 @@ def _walked(
 
 
 def _reaches_wide(rule: Rule, body: Body, views: Sequence[Strided], environment: Mapping[str, Any]) -> bool:
-    """Returns whether an index of an operand of ``rule``, or the value of one that counts, needs 64 bits."""
-    sizes, _, strides = _walked(rule, body, views, environment)
+    """Returns whether an index of an operand of ``rule``, the value of one that counts, or an index of the tensor itself,
+    which all operands of the rule may be broadcast to, needs 64 bits."""
+    sizes, own, strides = _walked(rule, body, views, environment)
     walked = [list(zip(sizes, steps, strict=True)) for steps in strides]
     for pairs, number in zip(walked, rule.operands, strict=True):
         if body.operands[number].buffer is None:
             pairs.append((2, views[number].offset))  # the first value
-    return reaches_wide(walked)
+    return reaches_wide([*walked, list(zip(sizes, own, strict=True))])
 
 
 def _known(number: int) -> int:

@@ -132,6 +132,10 @@ JITGEN_INLINE Seen seen(const A& a, const typename A::Rows& rows, int64_t begin,
       if (state == mixed || n != keys.last) keys.state = mixed;
       keys.last = last;
     }
+    if (keys.state == mixed) {  // keys at the ends, such as those behind the length of a cache, may hold anything
+      while (keys.first < keys.last && a.state(rows, keys.last - 1, keys.last - 1) == hidden) --keys.last;
+      while (keys.first < keys.last && a.state(rows, keys.first, keys.first) == hidden) ++keys.first;
+    }
     return keys;
   }
 }
