@@ -184,6 +184,31 @@ def test_codes_of_one_activation_and_weights_of_two_kinds_are_two_kernels() -> N
     assert len(jitgen.jit(both).lower(*specs, target="sm_90a", backend="cuda").kernels) == 2
 
 
+def by_row(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    s = x.abs().amax(-1, keepdim=True) / 127
+    return ((x / s).round().clamp(-127, 127).to(torch.int8).float() @ w.float().T) * s
+
+
+def by_block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    blocks = x.unflatten(-1, (-1, 128))
+    s = blocks.abs().amax(-1, keepdim=True) / 448
+    return ((blocks / s).to(FLOAT8).float() * s).flatten(-2) @ w.float().T
+
+
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("triton", "sm_90a"), ("cpp", "cpu")])
+@pytest.mark.parametrize(("product", "dtype"), [(by_row, torch.int8), (by_block, FLOAT8)])
+def test_layers_that_quantise_one_activation_share_its_codes(
+    product: Callable[..., torch.Tensor], dtype: torch.dtype, backend: str, target: str
+) -> None:
+    def layers(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return product(x, q), product(x, k), product(x, v).relu()
+
+    weights = [torch.zeros(rows, 256, dtype=dtype) for rows in (128, 256, 384)]
+    x = torch.randn(200, 256)
+    low = jitgen.jit(layers).lower(x, *weights, target=target, backend=backend)
+    assert low.explain().count("row reduction") == 1, low.explain()
+
+
 def test_a_dynamic_quantisation_is_one_kernel_and_its_products_another() -> None:
     @jitgen.jit
     def layer(x: torch.Tensor, norm: torch.Tensor, w: torch.Tensor, v: torch.Tensor, t: torch.Tensor) -> Any:
