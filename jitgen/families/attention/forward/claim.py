@@ -156,7 +156,21 @@ def plan(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     respelt = rewrite_values(values, partition)
     if _has_other_products(Index(respelt)):
         return values
-    return _with_hidden_in_memory(respelt, partition)[0].roots
+    index, fused = _with_hidden_in_memory(respelt, partition)
+    return _with_rows_beside(index, fused, partition)
+
+
+def _with_rows_beside(index: Index, attentions: Sequence[Attention], partition: Partition) -> Sequence[Node]:
+    """Stores values of rows, such as those that a backward reads, by the kernel of the attention whose result is in a
+    temporary; by themselves they would be a product and a reduction of all scores."""
+    temporaries, memo = partition.temporaries, dict[int, Node]()
+    for attention in attentions:
+        stored = [value for value in index.roots if value is attention.result and temporaries.get(value) is not None]
+        rows = [value for value in index.roots if temporaries.get(value) is None and id(value) not in memo]
+        rows = [value for value in rows if _row_store(0, value, attention, index, partition.mover) is not None]
+        if stored and rows:
+            memo |= zip(map(id, rows), temporaries.materialize_together([stored[0], *rows])[1:], strict=True)
+    return [memo.get(id(value), value) for value in index.roots]
 
 
 def _has_other_products(index: Index) -> bool:
