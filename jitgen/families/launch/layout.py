@@ -188,8 +188,8 @@ def _walked(
 
 
 def _reaches_wide(rule: Rule, body: Body, views: Sequence[Strided], environment: Mapping[str, Any]) -> bool:
-    """Returns whether an index of an operand of ``rule``, the value of one that counts, or an index of the tensor itself,
-    which all operands of the rule may be broadcast to, needs 64 bits."""
+    """Returns whether an index of an operand of ``rule``, the value of one that counts, or an index of the tensor, to
+    which all operands of the rule may be broadcast, needs 64 bits."""
     sizes, own, strides = _walked(rule, body, views, environment)
     walked = [list(zip(sizes, steps, strict=True)) for steps in strides]
     for pairs, number in zip(walked, rule.operands, strict=True):
