@@ -236,7 +236,7 @@ def report(subject: Any = None, *args: Any, **kwargs: Any) -> Report:
         if step.reason not in backend.UNCOUNTED
         for node in step.segment.nodes
     ]
-    compiled_units = _forwards_of(subject)
+    compiled_units = forwards(subject) if subject is None or isinstance(subject, torch.nn.Module) else []
     programs = [*_programs(graphs), *_programs_of_units(compiled_units)]
     kernels = [
         KernelReport(kernel, specialization.name, layers, str(specialization.route.target))
@@ -268,10 +268,6 @@ def _captured(subject: Any) -> str | None:
         return None
     last = f"; the last call was none: {graphs.reason}" if graphs.reason else ""
     return f"{graphs.captured} forms of calls are CUDA graphs{last}"
-
-
-def _forwards_of(subject: Any) -> list[UnitForward]:
-    return forwards(subject) if subject is None or isinstance(subject, torch.nn.Module) else []
 
 
 def _programs_of_units(units: Sequence[UnitForward]) -> Iterator[tuple[Specialization, tuple[str, ...]]]:

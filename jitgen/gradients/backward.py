@@ -97,7 +97,7 @@ def _outputs(results: Sequence[Value], trace: BackwardTrace) -> list[Node]:
     for result in results:
         node = result.node
         if not node.is_in_memory and id(result) not in outputs and node in outputs.values():
-            node = trace.make("cast", (node,), node.dtype, node.shape, ("copy", len(outputs)))
+            node = trace.marked(node, ("copy", len(outputs)))
         if id(result) not in outputs:
             outputs[id(result)] = node
     return [outputs[id(result)] for result in results]

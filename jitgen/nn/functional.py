@@ -96,7 +96,7 @@ def dequantized(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) ->
 
 
 def _for_each_head(q: torch.Tensor, *shared: torch.Tensor) -> list[torch.Tensor]:
-    """Repeats keys and values, whose heads several heads of ``q`` share, for each of these."""
+    """Returns keys and values, whose heads several heads of ``q`` share, with one head for each of these."""
     groups = q.shape[1] // shared[0].shape[1]
     return [tensor.repeat_interleave(groups, 1) if groups > 1 else tensor for tensor in shared]
 

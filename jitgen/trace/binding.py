@@ -146,7 +146,7 @@ def bind(
             named[known] = value
         elif parameters.sizes and name in SIZES:
             sizes = (value,)
-        elif not _is_neutral(name, value):
+        elif not any(value is allowed for allowed in NEUTRAL.get(name, ())):
             raise UnsupportedError(
                 f"the argument {name}={value!r:.80} is not supported; leave it out, or call the function outside the "
                 "decorated one"
@@ -156,7 +156,3 @@ def bind(
 
 def _canonical(name: str, known: frozenset[str]) -> str | None:
     return next((own for own, others in SPELLINGS.items() if name in others and own in known), None)
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    return any(value is allowed for allowed in NEUTRAL.get(name, ()))

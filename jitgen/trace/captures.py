@@ -235,7 +235,7 @@ class Captures:
             self.guards.append(captured)
         if modes.is_backend(value):
             self.guards.append(Captured(captured.path, modes.flags, modes.flags()))
-        if depth > MAX_DEPTH_OF_PACKAGES and _is_of_package(value):
+        if depth > MAX_DEPTH_OF_PACKAGES and isinstance(value, types.FunctionType) and is_third_party(value.__code__):
             return
         if not self._first_visit(captured, names):  # its contents are followed by other names
             if not isinstance(value, types.ModuleType):
@@ -446,10 +446,6 @@ def _is_bound(value: Any) -> bool:
     if not isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
         return False
     return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
-
-
-def _is_of_package(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and is_third_party(value.__code__)
 
 
 def _hook(module: torch.nn.Module, index: int) -> Any:

@@ -21,11 +21,11 @@ def ordered(trace: Trace, input: Node, memory_format: torch.memory_format | None
     if memory_format in (None, torch.preserve_format):
         return input
     if memory_format is torch.contiguous_format:
-        return trace.make("cast", (input,), input.dtype, input.shape, CONTIGUOUS)
+        return trace.marked(input, CONTIGUOUS)
     rank = 4 if memory_format is torch.channels_last else 5
     if len(input.shape) != rank:
         raise ValueError(f"{memory_format} is for tensors of {rank} dimensions, not {len(input.shape)}")
-    return trace.make("cast", (input,), input.dtype, input.shape, CHANNELS_LAST)
+    return trace.marked(input, CHANNELS_LAST)
 
 
 CASTS = {"double": "float64", "float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64"}

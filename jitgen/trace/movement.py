@@ -127,7 +127,7 @@ def flatten(trace: Trace, input: Node, start_dim: int = 0, end_dim: int = -1) ->
 @row("ravel", view=True)
 def ravel(trace: Trace, input: Node) -> Node:
     """Flattens to a row-major vector: a copy if ``input`` is not row-major."""
-    return trace.make("cast", (flatten(trace, input),), input.dtype, (symbols.product(input.shape),), CONTIGUOUS)
+    return trace.marked(flatten(trace, input), CONTIGUOUS)
 
 
 @row("unflatten", view=True)

@@ -474,7 +474,7 @@ class Trace:
                 return leaf
             if memory_of(leaf) in memories:
                 return leaf
-            return self.make("cast", (leaf,), leaf.dtype, leaf.shape, ROUNDED)
+            return self.marked(leaf, ROUNDED)
 
         return pytree.tree_map(rounded, result)
 
@@ -557,10 +557,10 @@ class Trace:
         if self._is_view_of_updated(proxy):
             return self._another(node) if node is proxy.memory.base else node
         if filled and proxy.memory.is_row_major and node is proxy.memory.base:  # an update leaves its strides
-            node = self.make("cast", (node,), node.dtype, node.shape, CONTIGUOUS)
+            node = self.marked(node, CONTIGUOUS)
         is_updated = self.new_values.inputs_of(node) or self.new_values.inputs_of(node.under_views)
         if is_updated or memory_of(node).kind is INPUT or node in self._returned_nodes:
-            node = self.make("cast", (node,), node.dtype, node.shape, ("copy", len(self._returned)))
+            node = self.marked(node, ("copy", len(self._returned)))
         self._returned[id(proxy)] = proxy, node
         self._returned_nodes.add(node)
         return node
@@ -596,6 +596,10 @@ class Trace:
         if node.kind.is_number:
             return self._cast_scalar(node, dtype)
         return self.make("cast", (node,), dtype, node.shape)
+
+    def marked(self, node: Node, mark: tuple[Any, ...]) -> Node:
+        """Makes a ``cast`` of ``node`` in its own dtype with the attributes ``mark`` (``ir/attributes.py``)."""
+        return self.make("cast", (node,), node.dtype, node.shape, mark)
 
     def detached(self, node: Node, attrs: tuple[str, ...] = DETACHED) -> Node:
         """Marks ``node`` as a value through which no gradient flows."""

@@ -188,7 +188,7 @@ def _stored(trace: Trace, proxy: TensorProxy, value: Node, name: str) -> Node:
     value = trace.cast(expand(trace, value, shape), proxy.value.dtype)
     if trace.new_values.inputs_of(value) - {proxy.memory.input}:  # results are told by values
         copy = ("copy", _COPIES_OF_UPDATES + len(trace.new_values.by_input))
-        value = trace.make("cast", (value,), value.dtype, value.shape, copy)
+        value = trace.marked(value, copy)
     return value
 
 

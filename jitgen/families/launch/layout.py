@@ -137,7 +137,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Launch
         touched=tuple(sizes),
         numbers=tuple(numbers),
         ruled=tuple(ruled),
-        grids=tuple(_evaluated(grid, environment) for _, _, grid in attrs.configs),
+        grids=tuple(tuple(int(symbols.evaluate(size, environment)) for size in grid) for _, _, grid in attrs.configs),
         elements=sum(sizes[number] for number in body.stores),
     )
     wide = any(not -NARROW <= number < NARROW for number in (*numbers, *ruled))
@@ -200,10 +200,6 @@ def _reaches_wide(rule: Rule, body: Body, views: Sequence[Strided], environment:
 
 def _known(number: int) -> int:
     return 1 if number == 1 else MULTIPLE if number % MULTIPLE == 0 else 0
-
-
-def _evaluated(grid: Sequence[Any], environment: Any) -> tuple[int, ...]:
-    return tuple(int(symbols.evaluate(size, environment)) for size in grid)
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:

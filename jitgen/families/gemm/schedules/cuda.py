@@ -184,7 +184,9 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     if isinstance(candidate, MmaQuantized | MmaRows):
         return cuda_streams.cost(problem, candidate) if problem.rows <= STREAMED_ROWS else 0.0
     if isinstance(candidate, Simt) and _simt_has_model(problem):
-        return _simt_cost(problem, candidate)
+        sizes = (problem.columns, problem.length, problem.device.model)
+        rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
+        return geometric_mean(simt_tiles.microseconds(candidate, count, *sizes) for count in rows)
     if not isinstance(candidate, WgmmaMainloop | WgmmaPair):
         return 0.0
     if problem.grouping:
@@ -341,12 +343,6 @@ def _simt_tiles(problem: Problem) -> list[Simt]:
     if not _simt_has_model(problem):
         return []
     return simt_tiles.candidates(problem.rows, problem.length, problem.device.has_clusters)
-
-
-def _simt_cost(problem: Problem, candidate: Simt) -> float:
-    sizes = (problem.columns, problem.length, problem.device.model)
-    rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
-    return geometric_mean(simt_tiles.microseconds(candidate, count, *sizes) for count in rows)
 
 
 def _simt(problem: Problem) -> Simt:

@@ -29,6 +29,7 @@ from jitgen.families.rows.reduction.forms import HostRows
 from jitgen.families.rows.reduction.numbers import has_narrow_nan, is_exp_below, maxima_of_numbers
 from jitgen.families.rows.reduction.schedule import CPU_LONG_ROW
 from jitgen.ir.body import compute_dtype
+from jitgen.ir.graph import walked
 from jitgen.ir.ops import OPS
 from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import CPU_LANES, item_size
@@ -208,15 +209,14 @@ class _Builder:
     def _needed(self, p: Pass, again: Container[str]) -> set[str]:
         """Returns the values of elements that a pass reads or computes: not those that only values in scratch rows come
         from."""
-        stack = [reduction.value for reduction in p.reductions] + [operand.value for operand in p.stores]
-        needed: set[str] = set()
-        while stack:
-            name = stack.pop()
-            if name not in needed and name.startswith("v"):
-                needed.add(name)
-                if not (name in self.scratch_values and name in again):
-                    stack += [f"v{argument}" for argument in self.instructions[int(name[1:])].args]
-        return needed
+
+        def below(name: str) -> Sequence[str]:
+            if name in self.scratch_values and name in again:
+                return ()
+            return [f"v{argument}" for argument in self.instructions[int(name[1:])].args]
+
+        roots = [reduction.value for reduction in p.reductions] + [operand.value for operand in p.stores]
+        return set(walked((name for name in roots if name.startswith("v")), below))
 
     def _load(self, operand: RowOperand, again: bool) -> dict[str, str]:
         halves = f"{_local(operand)} + start" if self.halved and operand.kind == "contiguous" else ""
@@ -389,19 +389,19 @@ class _Builder:
     def _cost(self, position: int, scratch: Container[str]) -> int:
         """Counts the operations to recompute the element at ``position`` from memory and from values in ``scratch``
         rows."""
-        total, stack, seen = 0, [position], {position}
-        while stack:
-            position = stack.pop()
-            instruction = self.instructions[position]
+
+        def below(position: int) -> list[int]:
+            arguments = self.instructions[position].args
+            return [a for a in arguments if not self.instructions[a].row and f"v{a}" not in scratch]
+
+        total = 0
+        for needed in walked([position], below):
+            instruction = self.instructions[needed]
             if instruction.op == "load":
                 operand = self.rows.operands[instruction.attr]
                 total += GATHER_COST if operand.kind == "strided" else LOAD_COSTS.get(operand.dtype, 1)
             else:
-                total += self._operations(position)
-            for argument in instruction.args:
-                if not self.instructions[argument].row and argument not in seen and f"v{argument}" not in scratch:
-                    seen.add(argument)
-                    stack.append(argument)
+                total += self._operations(needed)
         return total
 
 

@@ -19,7 +19,7 @@ from jitgen.families.family import KernelRewrite, SizeBuckets
 from jitgen.families.rows.scan.context import grouped, kind_of
 from jitgen.families.rows.scan.schedule import CPU_SHORT_ROW
 from jitgen.ir import symbols
-from jitgen.ir.body import Body, Instruction, Operand
+from jitgen.ir.body import Body, Instruction, Operand, behind
 from jitgen.ir.graph import Graph, topological
 from jitgen.ir.nodes import SCAN
 from jitgen.ir.program import Buffer, Kernel
@@ -114,13 +114,7 @@ def _operands(kind: str, body: Body, states: Sequence[Sequence[str]], chunks: in
 
 def _totals(body: Body, states: Sequence[Sequence[str]], chunks: int, first: int) -> Body:
     """Makes a body of the scans of ``body`` alone, and their results at the end of each chunk."""
-    needed: set[int] = set()
-    stack = [position for position, i in enumerate(body.instructions) if i.op == "scan"]
-    while stack:
-        position = stack.pop()
-        if position not in needed:
-            needed.add(position)
-            stack += body.instructions[position].args
+    needed = behind(body.instructions, [position for position, i in enumerate(body.instructions) if i.op == "scan"])
     read = sorted({body.instructions[p].attr for p in needed if body.instructions[p].op in ("load", "iota")})
     instructions: list[Instruction] = []
     at: dict[int, int] = {}
