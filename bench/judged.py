@@ -23,9 +23,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
+from unittest import mock
 
 from bench.gemm_timings import lowered
 from jitgen.families import registry
+from jitgen.families.gemm import wgmma_tiles
 from jitgen.families.gemm.mainloops import WgmmaLaunch, WgmmaTiling
 
 TARGET = "sm_90a"
@@ -94,8 +96,12 @@ def read(path: Path) -> list[Problem]:
 
 
 def launch_of(problem: Problem) -> WgmmaLaunch | None:
-    """What a call of this product launches; None where it is another mainloop, or two kernels."""
-    low = lowered(problem.kind, problem.rows, problem.columns, problem.length, TARGET)
+    """What a call of this product launches; None where it is another mainloop, or two kernels.
+
+    Of ``wgmma_tiles.ARRANGED`` it may be those that have timings: some records are older than these tiles."""
+    timed = tuple(tiling for tiling in wgmma_tiles.ARRANGED if label_of(tiling, 1) in problem.times)
+    with mock.patch.object(wgmma_tiles, "ARRANGED", timed):
+        low = lowered(problem.kind, problem.rows, problem.columns, problem.length, TARGET)
     if len(low.program.kernels) > 1:
         return None
     kernel, geometries = low.program.kernels[0], low.laid_out.geometries[0]

@@ -28,6 +28,7 @@ TILES = (
 def test_against_float64(tile: WgmmaDense, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgmma_tiles, "_DENSE", (tile,))
     monkeypatch.setattr(wgmma_tiles, "_DENSE_OF_MANY_ROWS", ())
+    monkeypatch.setattr(wgmma_tiles, "ARRANGED", ())
     x, weight = torch.randn(133, 264, dtype=torch.bfloat16), torch.randn(200, 264, dtype=torch.bfloat16)
     bias = torch.randn(200, dtype=torch.bfloat16)
     wanted = F.linear(x.double(), weight.double(), bias.double())

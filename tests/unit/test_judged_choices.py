@@ -37,6 +37,13 @@ def test_dense_choices_on_an_h200() -> None:
     assert round(min(ratios), 2) >= 0.6
 
 
+def test_dense_choices_of_arranged_tiles() -> None:
+    ratios = [ratio for ratio, *_ in judge(read(MEASURED / "h200-candidates-arranged.json"))]
+    assert len(ratios) >= 13
+    assert geometric_mean(ratios) >= 0.95
+    assert min(ratios) >= 0.8
+
+
 def test_a_choice_without_a_timing_is_an_error(problems: Sequence[Problem]) -> None:
     problem = next(problem for problem in problems if launch_of(problem) is not None)
     launch = launch_of(problem)

@@ -62,7 +62,7 @@ class TileFit:
         split_wait: further cycles where the blocks of a cluster share K, and so read other chunks at the same time: the
             L2 cache has fewer requests for the same bytes then.
         shared_wait: further cycles where the blocks of a cluster share a tile, and wait for one another.
-        more_shared_wait: further cycles where these are more than two.
+        more_shared_wait: further cycles where these are more than two, fewer where negative.
         fixed: microseconds of a kernel, whatever its work.
         epilogue: microseconds for a unit of area, where its stores are the limit.
         warpgroup_epilogue: the same for a unit of area of one warpgroup, where its instructions are.
@@ -140,6 +140,7 @@ DENSE = TileFit(
     overlap=0.36,
     split_wait=93,
     shared_wait=162,
+    more_shared_wait=-60,
 )
 DENSE_PINGPONG = TileFit(*(1.31, 54.3, 24.5, 0.69), epilogue=3.6, warpgroup_epilogue=1.58, tile=0.68, shared_wait=200)
 """Where two warpgroups compute tiles in turn; ``product`` and ``wait`` are those of one that multiplies alone."""

@@ -307,6 +307,20 @@ _DENSE_OF_MANY_ROWS = (
 )
 """Further tiles of x with more rows than ``FEW_TOKENS`` has."""
 
+ARRANGED = (
+    WgmmaDense(2, 1, 256, stages=12, multicast=4, other_multicast=2),
+    WgmmaDense(2, 1, 128, stages=12, multicast=4, other_multicast=2, shares_x=True),
+    WgmmaDense(2, 1, 160, stages=12, multicast=4, other_multicast=2, shares_x=True, staged=32, swapped=True),
+    WgmmaDense(1, 1, 96, stages=12, multicast=4, other_multicast=2, shares_x=True, staged=32, swapped=True),
+    WgmmaDense(2, 1, 112, stages=12, multicast=2, staged=16, swapped=True),
+    WgmmaDense(2, 1, 224, stages=12, multicast=2, staged=32, swapped=True),
+    WgmmaDense(3, 1, 96, stages=12, multicast=2, staged=32, swapped=True),
+    WgmmaDense(3, 1, 192, stages=12, multicast=4, staged=32, swapped=True),
+    WgmmaDense(3, 1, 192, stages=12, staged=32, swapped=True),
+)
+"""Tiles of one product of more rows, with x and the weights swapped or of clusters that are rectangles of blocks: of
+some 120, the fastest of 15 products on an H200 (``docs/measured/h200-candidates-arranged.json``)."""
+
 _BYTES = (
     WgmmaBytes(2, 1, 256, stages=4, multicast=2),
     WgmmaBytes(2, 1, 256, stages=4),
@@ -382,7 +396,9 @@ _GROUPED_BYTES = (
 
 
 def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
-    dense = (*_DENSE, *_DENSE_OF_MANY_ROWS) if rows > FEW_TOKENS[-1] else _DENSE
+    dense: tuple[WgmmaDense, ...] = (*_DENSE, *_DENSE_OF_MANY_ROWS) if rows > FEW_TOKENS[-1] else _DENSE
+    if rows > FEW_TOKENS[-1] and len(weights.columns) == weights.contractions == 1 and not weights.transposed:
+        dense += ARRANGED
     table = dense if weights.item == 2 else _PROMOTED if weights.promoted else _BYTES
     return [_splitting(tiles, weights) for tiles in _fitting(table, rows, weights)]
 
@@ -397,8 +413,8 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
     # tiles of 16 bits of which a multiprocessor has several, other ones were always faster.
     wide = weights.promoted and tiles.columns * contractions // tiles.across > WIDEST_PROMOTED
     wide = wide or (tiles.down == 3 and tiles.columns * contractions > 160)
-    rectangle = tiles.cluster != tiles.multicast or tiles.cluster > 2
-    if sums > stages or tiles.pingpong or wide or rectangle or (tiles.resident > 1 and weights.item == 2):
+    wide = wide or tiles.swapped or tiles.cluster > 2  # these were timed with a tile for each block
+    if sums > stages or tiles.pingpong or wide or (tiles.resident > 1 and weights.item == 2):
         return tiles
     splits = tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters)
     return replace(tiles, cluster_k_splits=splits)
