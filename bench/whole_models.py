@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from bench.measurement import cpu_model, made
+from jitgen.models import graphs
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 32, "num_attention_heads": 8}
@@ -153,21 +154,20 @@ def first(sizes: str, route: str, device: str, dtype: torch.dtype, batch: int) -
     return figures
 
 
-def graph_of(step: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
+def graph_of(step: Callable[[], Any]) -> Callable[[], None]:
+    """Captures a step; returns what replays it. Masks of transformers are others within a capture, so that kernels of
+    prompts may be compiled here."""
+    return graphs.capture_resolved(step)[0]
 
 
-def milliseconds(graph: torch.cuda.CUDAGraph, steps: int = 60) -> float:
+def milliseconds(replay: Callable[[], None], steps: int = 60) -> float:
     """Measures the median of five runs of ``steps`` replays."""
     runs = []
     for _ in range(5):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(steps):
-            graph.replay()
+            replay()
         end.record()
         torch.cuda.synchronize()
         runs.append(start.elapsed_time(end) / steps)

@@ -107,12 +107,12 @@ def main() -> None:
         step()
         step()
         launches.noting = True
-        graph = graph_of(step)
+        replay = graph_of(step)
         launches.noting = False
-        graph.replay()
+        replay()
         torch.cuda.synchronize()
-        taken = milliseconds(graph)
-        kernels = kernels_of(graph.replay)
+        taken = milliseconds(replay)
+        kernels = kernels_of(replay)
     bandwidth = read_bandwidth()
     entries, noted = {row["entry"] for row in launches.rows}, iter(launches.rows)
     rows: list[dict[str, Any]] = []

@@ -6,6 +6,7 @@
     ├── TraceError          the function cannot be traced: what, where, what to do instead
     │   └── NumberRangeError   a number is beyond the range of the dtype it is for; a RuntimeError too, as in torch
     ├── UnsupportedError    an operation, dtype, layout or device that jitgen does not support
+    │   ├── CaptureMissError   a call within the capture of a CUDA graph whose kernels are not loaded
     │   └── InternalError      a mistake of jitgen's: no plan, or an error in planning that has another meaning
     ├── FormatError         a weight, group size or checkpoint that does not fit its format
     ├── CompileError        generated source did not render or compile (path, log, failing lines)
@@ -23,6 +24,7 @@ Every message says what was wrong, where, and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -56,6 +58,17 @@ class InternalError(UnsupportedError):
             f"{message}\n  this is a mistake of jitgen, please report it; until it is mended, compute a part of this "
             "expression in another decorated function"
         )
+
+
+class CaptureMissError(UnsupportedError):
+    """Reports a call within the capture of a CUDA graph whose kernels are not loaded: nothing can be compiled there.
+
+    Attributes:
+        resolve: compiles and loads them for the next call with such arguments, once the capture has ended; None where
+            the call was ``bind``.
+    """
+
+    resolve: Callable[[], object] | None = None
 
 
 class RequiresGrad(UnsupportedError):

@@ -8,6 +8,7 @@ does, its ``DispatchState`` looks in a table of all calls, and asks the ``Resolv
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from jitgen.call import observers
 from jitgen.call.arguments import Parameters, leaf_kinds, walk
 from jitgen.call.bound import BoundLaunch
 from jitgen.call.dispatch_text import DispatchFacts, make_dispatch, make_unpacking
-from jitgen.call.resolver import MANY_TRACES, Resolver, ResolverOfBackward, ResolverOfGraph
+from jitgen.call.resolver import MANY_TRACES, Resolver, ResolverOfBackward, ResolverOfGraph, after_capture
 from jitgen.call.signature import Call, check
 from jitgen.call.table import LaunchTable, Table
 from jitgen.errors import RequiresGrad
@@ -262,12 +263,17 @@ class DispatchState:
         call = call or check(name, leaves, self.tree)
         try:
             with changes_stay():
-                bound, captured = self.resolver.resolve(call)
-                if self._compares_numbers_of(bound):
-                    self.table.add(key, bound)
+                bound, captured = after_capture(functools.partial(self._resolved, key, call))
                 return self._launched(bound, captured, tensors, values, addresses, numbers)
         except RequiresGrad:  # a captured tensor does
             return self._differentiated(key, call)
+
+    def _resolved(self, key: Any, call: Call) -> tuple[BoundLaunch, list[torch.Tensor]]:
+        """Resolves a new call, and remembers how it is launched."""
+        bound, captured = self.resolver.resolve(call)
+        if self._compares_numbers_of(bound):
+            self.table.add(key, bound)
+        return bound, captured
 
     def _launched(
         self,

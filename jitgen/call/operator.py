@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from jitgen.call.bound import BoundLaunch
-from jitgen.call.resolver import Resolver, ResolverOfGraph
+from jitgen.call.resolver import Resolver, ResolverOfGraph, after_capture
 from jitgen.call.routing import Routing
 from jitgen.call.signature import check, environment_of, plan_key
 from jitgen.call.table import LIMIT, Table
@@ -146,13 +146,19 @@ class _Launches:
 
     def __call__(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Sequence[torch.Tensor]:
         leaves = [*tensors, *numbers]
-        key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
-        bound = self.table.get(key)
+        bound = self.table.get(self._key(leaves))
         if bound is None:
-            bound = self.resolver.resolve(check(self.resolver.name, leaves))[0]
-            key = plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
-            self.table.put(key, bound)
+            bound = after_capture(functools.partial(self._resolved, leaves))
         return bound.launch(*tensors, *(tensor.data_ptr() for tensor in tensors), *numbers)
+
+    def _key(self, leaves: Sequence[Any]) -> Any:
+        return plan_key(leaves, None, self.resolver.static_numbers), torch.get_num_threads()
+
+    def _resolved(self, leaves: Sequence[Any]) -> BoundLaunch:
+        """Resolves a new call, and remembers how it is launched."""
+        bound = self.resolver.resolve(check(self.resolver.name, leaves))[0]
+        self.table.put(self._key(leaves), bound)  # by a key that may differ now, since numbers may have become static
+        return bound
 
 
 @functools.lru_cache(maxsize=LIMIT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from jitgen.call.outputs import (
     outputs_of,
 )
 from jitgen.call.plan_text import MISSING, PlanFacts, exact
-from jitgen.call.resolver import Resolver
+from jitgen.call.resolver import Resolver, after_capture
 from jitgen.call.signature import Call, check, is_object
 from jitgen.call.table import LaunchTable
 from jitgen.errors import UnsupportedError
@@ -228,9 +229,14 @@ class LaunchPlan:
             if out is not None:
                 name, lowered = self._resolver.name, self._find(call, None)[0].lowered
                 check_outputs(name, described_results(name, lowered) or [], call.device, out)
-            known = self._resolver.resolve(call, out or ())
-            self._launches.add(key, known[0])
+            known = after_capture(functools.partial(self._resolved, key, call, out or ()))
         self._try_next(known[0], call.tensors, out)
+        return known
+
+    def _resolved(self, key: Any, call: Call, out: Sequence[torch.Tensor]) -> tuple[BoundLaunch, list[torch.Tensor]]:
+        """Resolves a new call, and remembers how it is launched."""
+        known = self._resolver.resolve(call, out)
+        self._launches.add(key, known[0])
         return known
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -30,7 +30,7 @@ from jitgen.call.signature import (
 )
 from jitgen.call.specialization import Specialization, memory_of
 from jitgen.call.table import Table
-from jitgen.errors import RequiresGrad, UnsupportedError
+from jitgen.errors import CaptureMissError, RequiresGrad, UnsupportedError
 from jitgen.events import CallEvent, MissEvent
 from jitgen.forks import Lock
 from jitgen.ir import symbols
@@ -49,6 +49,8 @@ from jitgen.trace.weak_method import WeakMethod, weakly
 
 if TYPE_CHECKING:
     from jitgen.gradients.backward import Backward
+
+Resolution = TypeVar("Resolution")
 
 _adding = Lock()
 """Held while a trace joins those of its resolver, but not while it is made, because that runs the user's code."""
@@ -90,6 +92,16 @@ class _Specializations(Table[Any, tuple[Specialization, ...]]):
 
     __slots__ = ()
     limit = 512
+
+
+def after_capture(resolved: Callable[[], Resolution]) -> Resolution:
+    """Returns ``resolved()``, which remembers what it returns. Where it is called within the capture of a CUDA graph,
+    the error that it raises has it as what resolves the call once the capture has ended."""
+    try:
+        return resolved()
+    except CaptureMissError as miss:
+        miss.resolve = resolved
+        raise
 
 
 class Resolver:
@@ -137,14 +149,16 @@ class Resolver:
             out: caller-owned outputs.
 
         Raises:
-            JitgenError: what tracing, lowering and compiling raise; RequiresGrad where a captured tensor requires grad.
+            JitgenError: what tracing, lowering and compiling raise; RequiresGrad where a captured tensor requires grad;
+                CaptureMissError within the capture of a CUDA graph.
         """
         device = call.device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError(
+            raise CaptureMissError(
                 f"{self.name}: the first call with such arguments is within the capture of a CUDA graph, where nothing "
                 "can be compiled or loaded; call it once before the capture. After jitgen prewarm that call compiles "
-                "nothing"
+                "nothing. A model whose code asks whether a stream is captured, as masks of transformers do, makes "
+                "such calls in captures alone: jitgen.compile(model, cuda_graph=True) captures it"
             )
         route = self.routing.on_device(device)
         specialization, captured, environment = self.specialize(call, route)

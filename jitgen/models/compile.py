@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from jitgen import console, settings
-from jitgen.errors import CacheMissError, FallbackWarning, JitgenError, SharedMemoryError
+from jitgen.errors import CacheMissError, CaptureMissError, FallbackWarning, JitgenError, SharedMemoryError
 from jitgen.models.graphs import GraphForward
 from jitgen.models.kinds import Interrupted, Kind, Route, TracedFunction
 from jitgen.models.state import State, Varying, varying_numbers
@@ -92,7 +92,7 @@ class UnitForward:
                     self.reason = None
                     return result
                 reason = next(iter(route.failures))
-            except CacheMissError:
+            except (CacheMissError, CaptureMissError):
                 raise
             except JitgenError as error:
                 return self._run_in_torch(error, route, args, kwargs)

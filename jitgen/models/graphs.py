@@ -4,7 +4,8 @@ A call of a model launches hundreds of kernels, and Python makes each launch. A 
 but runs no Python; so a graph stands for a call only where nothing that Python would do differs: the same structure and
 layouts of arguments, the same cache with all its layers preallocated, and the model as it was (``State.is_current``,
 the addresses of its tensors). Such a call, as a step of decoding is, runs as ever twice; the third is captured, and
-later ones copy their arguments and replay it.
+later ones copy their arguments and replay it. Code that asks whether a stream is captured, as masks of transformers do,
+may make other calls then; their kernels are compiled between two attempts.
 
 Neighbour: ``compile.py`` puts a ``GraphForward`` in place of the model's forward.
 """
@@ -23,7 +24,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from jitgen import console
-from jitgen.errors import FallbackWarning, UnsupportedError
+from jitgen.errors import CaptureMissError, FallbackWarning, UnsupportedError
 from jitgen.models import caches
 from jitgen.models.state import State
 from jitgen.models.structure import Flattened, rebuilt
@@ -35,6 +36,8 @@ DEVICE = "cuda"
 """The type of device whose calls are captured."""
 RUNS_BEFORE = 2
 """Calls of one form that run as ever before one is captured: the first compiles, the second binds what it needs."""
+MOST_MISSES = 64
+"""Calls of a captured one whose kernels are compiled because only captures make them; with more, it is not captured."""
 MOST_FORMS = 32
 """Forms of calls with one cache, such as batches of several sizes; with more, none are captured."""
 
@@ -160,7 +163,7 @@ class GraphForward:
         cache = flat.cache
         args, kwargs = (rebuilt(key, form.inputs, cache) for key in flat.key)
         try:
-            replay, result = capture(lambda: self.inner(*args, **kwargs))
+            replay, result = capture_resolved(lambda: self.inner(*args, **kwargs))
             kept = {id(cache): _CACHE}
             form.result = pytree.tree_map(lambda leaf: kept.get(id(leaf), leaf), result, is_leaf=lambda it: it is cache)
             form.replay = replay
@@ -169,6 +172,19 @@ class GraphForward:
             form.reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             form.inputs = []
             console.warn(f"calls of {type(self._model).__name__} are not captured: {form.reason}", FallbackWarning)
+
+
+def capture_resolved(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Captures what ``function`` launches, as ``capture`` does, and again whenever kernels were missing that could be
+    compiled since."""
+    for _ in range(MOST_MISSES):
+        try:
+            return capture(function)
+        except CaptureMissError as miss:
+            if miss.resolve is None:
+                raise
+            miss.resolve()
+    return capture(function)
 
 
 def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:

@@ -66,6 +66,22 @@ def test_batches_and_layouts() -> None:
     assert graph_of(model).captured == 6
 
 
+class Asking(Net):
+    """Makes calls of its units in captures that it makes nowhere else, as decoders of transformers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.T.contiguous().T if torch.cuda.is_current_stream_capturing() else x)
+
+
+def test_kernels_that_only_a_capture_misses_are_compiled() -> None:
+    model, eager = both_of(Asking(Block, 2).cuda().eval())
+    for size in (5, 700):
+        for _ in range(5):
+            matches(model, eager, torch.randn(size, 8, device="cuda"))
+        assert graph_of(model).reason is None
+    assert graph_of(model).captured == 2
+
+
 def test_what_changes_is_captured_again() -> None:
     """An adapter that is switched off and on, and weights that are replaced, moved, or updated in place."""
     net = Net(Block, 3).eval()

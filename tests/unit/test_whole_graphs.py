@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 import jitgen
+from jitgen.call.resolver import Resolver
+from jitgen.errors import CaptureMissError
 from jitgen.models import graphs
 from jitgen.models.compile import graph_of
 from tests import recorded_calls
@@ -69,6 +71,40 @@ def test_a_replay_runs_kernels_and_no_python(monkeypatch: pytest.MonkeyPatch) ->
     assert "the last call was none: gradients are enabled" in str(jitgen.report(model))
     jitgen.decompile(model)
     assert "forward" not in vars(model)
+
+
+class Asking(Net):
+    """Makes calls of its units in captures that it makes nowhere else, as decoders of transformers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.T.contiguous().T if torch.cuda.is_current_stream_capturing() else x)
+
+
+def test_kernels_that_only_a_capture_misses_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_calls.install(monkeypatch)
+    missed, resolve = list[Any](), Resolver.resolve
+
+    def within_capture(resolver: Resolver, call: Any, *others: Any) -> Any:
+        if recorded_calls.Recording.current is not None:
+            missed.append(resolver)
+            raise CaptureMissError("the first call with such arguments is within the capture of a CUDA graph")
+        return resolve(resolver, call, *others)
+
+    monkeypatch.setattr(Resolver, "resolve", within_capture)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recorded_calls.Recording.current is not None)
+    model, eager = compiled(Asking(Block, 2).eval())
+    for index in range(4):
+        matches(model, eager, X + index)
+    assert missed
+    assert graph_of(model).captured == 1
+
+    monkeypatch.setattr(graphs, "MOST_MISSES", 0)
+    missed.clear()
+    for index in range(2):
+        matches(model, eager, X[:3] + index)
+    with pytest.warns(jitgen.FallbackWarning, match="within the capture"):
+        model(X[:3])
+    assert len(missed) == graph_of(model).captured == 1
 
 
 def test_every_batch_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
