@@ -175,7 +175,7 @@ FROZEN_AT = 150_000
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Does so again between two files, where tests have imported much, such as Dynamo, or have parsed all of jitgen."""
+    """Takes it out of sight between two files too, where one has imported much or has parsed all of jitgen."""
     global _file
     before, _file = _file, nodeid.partition("::")[0]
     if before != _file and len(gc.get_objects(generation=2)) > FROZEN_AT:

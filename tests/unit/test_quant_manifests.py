@@ -89,7 +89,6 @@ def test_a_manifest_has_what_every_backend_asks_for(
         assert keys(entries, backend, target) == {asked}
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("function", [transposed, swiglu, experts])
 @pytest.mark.parametrize(
     ("format", "group", "activation"),
