@@ -403,9 +403,9 @@ def test_explanations_end_with_the_balance() -> None:
 
 
 def test_a_plan_that_does_less_than_was_traced_is_the_least() -> None:
-    balance = lowered(lambda x: torch.zeros_like(x) + x.sum(), square).balance
-    assert balance.flops > 0
-    assert balance.bytes_ratio == pytest.approx(1.0, abs=0.01)
+    function = jitgen.jit(lambda x: torch.zeros_like(x) + x.sum())
+    balance = function.lower(spec(64, 64, dtype=single), backend="cpp", target="x86-64-v3").balance
+    assert 0 < balance.flops < 2 * 64 * 64
     assert balance.operations_ratio == 1.0
 
 
