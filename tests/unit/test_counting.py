@@ -39,7 +39,7 @@ def routed(x: Any, counts: Callable[..., Any] = by_histogram, chosen: int = 3) -
 @pytest.mark.parametrize("counts", [by_histogram, by_comparisons, by_classes])
 def test_one_kernel_counts(counts: Callable[..., Any]) -> None:
     run = jitgen.jit(lambda x: routed(x, counts))
-    for rows in (1, 2, 5, 64, 1000):
+    for rows in (0, 1, 2, 5, 0, 64, 1000):
         x = torch.randn(rows, NUMBERS)
         for found, wanted in zip(run(x), routed(x, counts), strict=True):
             assert found.dtype == wanted.dtype
@@ -47,7 +47,7 @@ def test_one_kernel_counts(counts: Callable[..., Any]) -> None:
         assert len(run.lower(x).kernels) == 2
 
 
-@pytest.mark.parametrize("rows", [1, 11, 400])
+@pytest.mark.parametrize("rows", [0, 1, 11, 400])
 def test_in_cuda(rows: int) -> None:
     x = torch.randn(rows, NUMBERS)
     x[:, 2] = 5.0  # of one number there are many

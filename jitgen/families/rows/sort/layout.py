@@ -79,7 +79,9 @@ def parameters(kernel: Kernel, layouts: Sequence[RowLayout], device: Device) -> 
 
 
 def work(kernel: Kernel, geometries: Sequence[Geometry], schedule: Any) -> Work:
-    """Counts what one launch amounts to; a launch that stores nothing is none."""
-    (geometry,) = geometries
+    """Counts what one launch amounts to; a launch that stores nothing is none. An empty row has ends: zeros."""
+    (geometry,), (body,) = geometries, kernel.bodies
     counted = launch.work(kernel, geometries, schedule)
+    if any(instruction.op == "sort" and instruction.attr[0] == "ends" for instruction in body.instructions):
+        return replace(counted, elements=max(counted.elements, geometry.bound))
     return counted if geometry.count else replace(counted, elements=0)

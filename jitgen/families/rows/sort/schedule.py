@@ -162,7 +162,7 @@ def launch(
     (geometry,), (body,) = geometries, kernel.bodies
     if is_counted(body):
         columns = schedule.columns if isinstance(schedule, TritonCountSchedule) else schedule.threads
-        blocks = -(-geometry.length // columns) if device.is_gpu else 1
+        blocks = max(1, -(-geometry.length // columns)) if device.is_gpu else 1
     elif is_merge(body):
         blocks = geometry.rows * -(-geometry.chunks * geometry.ranks // schedule.tile)
     else:
