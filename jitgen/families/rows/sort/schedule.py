@@ -33,8 +33,9 @@ COUNTERS = 8192
 MOST_COUNTING_WARPS = 32
 """Warps of such a block; each gives ranks to 32 columns."""
 TRITON_COMPARED = 8192
-"""Columns times counters that a Triton program compares, in registers of ``TRITON_COUNTING_THREADS`` threads."""
+"""Columns times counters that a Triton program compares, in the registers of its threads."""
 TRITON_COUNTING_THREADS = 256
+"""Threads of a Triton program that counts."""
 TRITON_COUNTED = 1024
 """Columns that it counts at once."""
 TRITON_MERGED = 1024
