@@ -222,9 +222,9 @@ _SHARED = re.compile(r"extern __shared__ .*? (\w+)\[\];")
 _SHARED_NUMBERS = re.compile(r"extern __shared__ (float|double|int) (\w+)\[\];")
 
 
-def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callable[..., None]:
+def on_host(source: Any, directory: Path, replaced: Mapping[str, str], entry: str = "") -> Callable[..., None]:
     """``source``, a CUDA ``KernelSource``, as a function of the grid, the block (each a number, or three) and the bytes
-    of its struct."""
+    of its struct: the entry whose name is the kernel's, followed by ``entry``."""
     headers = dict(source.headers) | replaced
     for name, text in headers.items():
         for pattern, replacement in _ASSEMBLY.items():
@@ -235,10 +235,11 @@ def on_host(source: Any, directory: Path, replaced: Mapping[str, str]) -> Callab
         path.write_text(text)
     (directory / "include" / _THREADS).write_text(_BEFORE)
     text = source.text
+    scope = f"{entry[1:]}::" if f"namespace {entry[1:]} {{" in text else ""
     struct_ = "jitgen_launch::Params" if "namespace jitgen_launch {" in text else "Params"
     wrapper = f"""
 static {struct_} params;
-static void call() {{ {source.name}(params); }}
+static void call() {{ {scope}{source.name}{entry}(params); }}
 extern "C" void run(const unsigned* grid, const unsigned* threads, const unsigned char* bytes) {{
   memcpy(&params, bytes, sizeof params);
   gridDim = {{grid[0], grid[1], grid[2]}};
@@ -359,7 +360,7 @@ def run(
         pointers = [held[buffer].data_ptr() + offset for buffer, offset in arguments.pointers]
         source, _ = lowered.render(number)
         with tempfile.TemporaryDirectory() as directory:
-            compiled = on_host(source, Path(directory), headers or {})
+            compiled = on_host(source, Path(directory), headers or {}, shape.entry)
         codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
         compiled(shape.grid, shape.block, packed(arguments, codes, [*maps, *pointers, *scalars]))
     return tuple(

@@ -57,6 +57,19 @@ def _magnitudes(weight: Any) -> torch.Tensor:
     return weight.dequantize(torch.float64).abs()
 
 
+@pytest.mark.parametrize(("columns", "length", "group"), [(40, 150, None), (72, 1152, 128)])
+def test_two_rows_have_the_bits_that_they_have_among_eight(columns: int, length: int, group: int | None) -> None:
+    """Tiles of two rows are an entry of their own. A K of 150 is staged in accesses of four bytes."""
+    x, w = operands(8, columns, length, torch.bfloat16, "int4", group)
+    found = [
+        run(lambda x, w: F.linear(x, w), part, w, target="sm_80", headers=host_headers())[0] for part in (x[:2], x)
+    ]
+    for result in found:
+        exact, spread = product(x[: len(result)], w)
+        assert_near(result, exact, spread)
+    assert torch.equal(found[0], found[1][:2])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("format", [*FORMATS, *VARIED])
 @pytest.mark.quick(

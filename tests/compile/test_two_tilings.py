@@ -30,3 +30,26 @@ def test_both_entries_compile_without_spills(format: str | None) -> None:
     assert other == f"{source.name}_1"
     assert meta["spill_bytes"] == meta["entries"][other]["spill_bytes"] == 0
     assert min(meta["registers"], meta["entries"][other]["registers"]) > 0
+
+
+@pytest.mark.parametrize("weights", [1, 2])
+def test_two_rows_launch_an_entry_with_half_of_the_shared_memory(weights: int) -> None:
+    def gated(x: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, w[0])) * F.linear(x, w[-1])
+
+    quantised = [jitgen.quantize(torch.randn(520, 1024), "int4", 128) for _ in range(weights)]
+    of_rows = {}
+    for rows in (1, 2, 3, 8, 9):
+        x = jitgen.TensorSpec((rows, 1024), torch.bfloat16)
+        of_rows[rows] = jitgen.jit(gated, backend="cuda").lower(x, *quantised, target="sm_90a").lowered
+    shapes = {rows: program.launch(0) for rows, program in of_rows.items()}
+    assert [rows for rows, shape in shapes.items() if shape.entry] == [2]
+    assert shapes[3] == shapes[8]
+    assert shapes[2].grid == shapes[8].grid
+    assert shapes[2].shared_bytes <= shapes[8].shared_bytes * 0.6
+    source, _ = of_rows[2].render(0)
+    assert source == of_rows[8].render(0)[0]  # one kernel for both
+    meta = nvrtc.compile(nvrtc.prepare(source)).meta
+    (other,) = meta["entries"]
+    assert other == source.name + shapes[2].entry
+    assert meta["spill_bytes"] == meta["entries"][other]["spill_bytes"] == 0

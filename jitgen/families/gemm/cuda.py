@@ -13,7 +13,7 @@ from typing import Any
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
-from jitgen.families.gemm import cutlass, wgmma
+from jitgen.families.gemm import cutlass, stream_tiles, wgmma
 from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.cuda_operands import base_of, members, reads, vector
@@ -63,7 +63,6 @@ def build(
         return cutlass.build(layouts, schedule, products, kernel.bodies[0])
     assert isinstance(schedule, BlockMainloop)
     first = products.regions[0].contractions[0]
-    resident = _blocks_by_registers(schedule, first.contraction)
     regions = [
         _region(region, layout, schedule.width)
         | dict(zip(("types", "config", "weight_type"), _config(region, layout, schedule), strict=True))
@@ -73,6 +72,7 @@ def build(
     configs = [(region["types"], region["config"]) for region in regions]
     for region, config in zip(regions, configs, strict=True):
         region["config_of"] = configs.index(config)  # regions share a struct where they can
+    pair = stream_tiles.for_a_pair(schedule, first.contraction)
     mainloop = _MAINLOOPS[schedule.path]
     planes = first.contraction.format is not None and not formats.find(first.contraction.format).tiled
     grouped = first.contraction.groups is not None
@@ -80,13 +80,19 @@ def build(
         "maps": [],
         "index": "int64_t" if schedule.wide else "int32_t",
         "length": "params.k / 2" if isinstance(schedule, MmaBytes) else "params.k",
-        "bounds": f"{schedule.warps * WARP}, {resident}" if resident else str(schedule.warps * WARP),
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ()), *((GROUPS_HEADER,) if grouped else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
         "cluster_attribute": f"__cluster_dims__({schedule.cluster_k_splits}, 1, 1) "
         if schedule.cluster_k_splits > 1
         else "",
         "regions": regions,
+        "tiles": [
+            {"schedule": tile, "bounds": _bounds(tile, first.contraction), "suffix": suffix, "configs": members}
+            for tile, suffix, members in (
+                (schedule, "", []),
+                *([(pair, stream_tiles.ENTRY_OF_A_PAIR, _configs(products, layouts, pair))] if pair else []),
+            )
+        ],
         "alike": all((r["config_of"], r["weight_type"]) == (0, regions[0]["weight_type"]) for r in regions),
         "epilogues": [f"epilogue{region['index']}" for region in regions],
         "function": f"{mainloop.name}_gemm",
@@ -172,15 +178,25 @@ _MAINLOOPS = {
 }
 
 
+def _bounds(schedule: BlockSchedule, contraction: Contraction) -> str:
+    """Prints the arguments of ``__launch_bounds__``."""
+    threads, resident = schedule.warps * WARP, _blocks_by_registers(schedule, contraction)
+    return f"{threads}, {resident}" if resident else str(threads)
+
+
+def _configs(products: GemmContext, layouts: Sequence[GemmLayout], schedule: BlockSchedule) -> list[list[Member]]:
+    """Returns the members of each region's Config for other tiles than the kernel's first."""
+    return [_config(*pair, schedule)[1] for pair in zip(products.regions, layouts, strict=True)]
+
+
 def _blocks_by_registers(schedule: BlockSchedule, contraction: Contraction) -> int:
     """Returns how many blocks the registers of a multiprocessor should hold, or 0: fewer than the schedule says if
     weights need more registers to decode than 4-bit codes for bfloat16 do."""
     if not isinstance(schedule, MmaQuantized):
         return 0
-    short_groups = contraction.group_size is not None and contraction.group_size % 64 != 0
-    plain = contraction.format == "int4" and not short_groups and contraction.dtype == "bfloat16"
-    most = 3 if schedule.tokens == 1 and schedule.row_tiles == 1 else 1
-    return schedule.blocks_by_registers if plain else min(schedule.blocks_by_registers, most)
+    if stream_tiles.is_plain(contraction):
+        return schedule.blocks_by_registers
+    return min(schedule.blocks_by_registers, 3 if schedule.tokens == 1 and schedule.row_tiles == 1 else 1)
 
 
 # -------------------------------------------------------------------------------------------------------- activation

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.device import Device
-from jitgen.families.gemm import cutlass, wgmma
+from jitgen.families.gemm import cutlass, stream_tiles, wgmma
 from jitgen.families.gemm.layout import BY_ROWS, GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
     CutlassTile,
     GemmSchedule,
+    MmaQuantized,
     TritonMainloop,
     WgmmaLaunch,
     WgmmaMainloop,
@@ -34,10 +35,12 @@ def settle(
     kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSchedule, device: Device
 ) -> GemmSchedule | WgmmaLaunch:
     """Decides what one launch takes of ``schedule``: for wgmma mainloops a tiling, and the number of blocks that share
-    K."""
+    K; for one or two rows tiles of two, where it has them."""
     if isinstance(schedule, WgmmaMainloop | WgmmaPair):
         return wgmma.for_launch(schedule, kernel.bodies, geometries, device.model)
-    return schedule
+    if geometries[0].rows > stream_tiles.PAIR:
+        return schedule
+    return stream_tiles.for_a_pair(schedule, kernel.bodies[0].contractions[0]) or schedule
 
 
 def tensor_maps(
@@ -110,12 +113,14 @@ def launch(
         )
     if isinstance(schedule, BlockMainloop):
         splits = schedule.cluster_k_splits
+        is_pair = isinstance(schedule, MmaQuantized) and schedule.tokens == stream_tiles.PAIR
         return LaunchShape(
             grid=(splits * tiles, *_grid_of_matrices(matrices)),
             block=(schedule.warps * WARP, 1, 1),
             cluster=splits,
             shared_bytes=schedule.shared_bytes,
             attributes=attributes,
+            entry=stream_tiles.ENTRY_OF_A_PAIR if is_pair else "",
         )
     threads = schedule.warps * WARP if isinstance(schedule, TritonMainloop) else 1
     return LaunchShape((tiles, *_grid_of_matrices(matrices)), (threads, 1, 1), attributes=attributes)

@@ -19,9 +19,10 @@ What the model says:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from jitgen.families.gemm.mainloops import CHUNK, MmaQuantized, MmaRows
+from jitgen.families.gemm.mainloops import CHUNK, GemmSchedule, MmaQuantized, MmaRows
+from jitgen.ir.body import Contraction
 from jitgen.schedule.chips import Chip
 
 RESERVED_BYTES = 1024
@@ -31,6 +32,10 @@ MULTIPROCESSOR_THREADS, REGISTERS = 2048, 2**16
 """Threads that a multiprocessor holds at most, and its registers (the same guide: 8.0 and 9.0)."""
 SMOOTH = 4
 """The power of the mean by which the time of a kernel and that of reading the weights are combined."""
+PAIR, EIGHT = 2, 8
+"""Rows of the tiles that a launch of at most two rows takes in place of those of eight (``for_a_pair``)."""
+ENTRY_OF_A_PAIR = "_pair"
+"""What follows the kernel's name in the name of the entry of these tiles."""
 
 
 def _shape(
@@ -161,6 +166,28 @@ def _spills(tokens: int, rows: int, stages: int, weights: StreamWeights) -> bool
     if not weights.light:
         return rows > 4 or stages > 2
     return (tokens == 1 and stages > 2 and rows > 1) or (tokens == 8 and rows * stages > 8)
+
+
+def is_plain(contraction: Contraction) -> bool:
+    """Returns whether the weights are 4-bit codes without zero-points, which bfloat16 multiplies, with scales of groups
+    of 64 or more: the decoding of others takes more registers."""
+    short_groups = contraction.group_size is not None and contraction.group_size % 64 != 0
+    return contraction.format == "int4" and not short_groups and contraction.dtype == "bfloat16"
+
+
+def for_a_pair(schedule: GemmSchedule, contraction: Contraction) -> MmaQuantized | None:
+    """Returns the tiles that a launch of at most two rows takes in place of ``schedule``, which is for up to eight;
+    None where every launch takes ``schedule``.
+
+    The same warps read the same weights, and a row's sums have the same bits. Windows of two rows of x take half of the
+    shared memory, so that more blocks are resident, those of the next kernel of a stream too. On an H200 a layer of
+    Llama-3-8B at batch 2 took 49.95 us with tiles of two rows in a bucket of their own, and 57.8 us without
+    (``docs/measured/h200-step-variants.json``); an entry beside that of eight rows needs no bucket. Tiles of four rows
+    would save nothing: their windows have as many bytes.
+    """
+    if not isinstance(schedule, MmaQuantized) or schedule.tokens != EIGHT:
+        return None
+    return replace(schedule, tokens=PAIR) if is_plain(contraction) and not contraction.grouping else None
 
 
 def shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:

@@ -67,7 +67,7 @@ JITGEN_DEVICE void stage_window(uint32_t slot, const X& x, int m0, int rows, int
 #pragma unroll
       for (int first = 0; first < tokens; first += at_once) {
         const int place = (c - skipped) * (tokens * 128) + first * 128;
-        const uint32_t swizzled = (k / 8 ^ (tokens < 8 ? row : first + row) & 7) << 4;
+        const uint32_t swizzled = (k / 8 ^ (first + row) & 7) << 4;
         if (first + row < rows) {
           if (live >= vector) {
             copy_async<vector * 2>(to + place + swizzled, from + (first * x.row_stride + k0));
