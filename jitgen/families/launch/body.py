@@ -88,7 +88,10 @@ class _RuleBuilder(BodyBuilder):
 
 def launch_of(value: Node) -> Node:
     """Returns the launch that ``value`` is, or is computed of pointwise."""
-    return next(node for node in walked([value], lambda node: node.inputs) if node.kind is LAUNCH)
+    behind = walked([value], lambda node: [child for child in node.inputs if LAUNCH in child.kinds])
+    launch = next((node for node in behind if node.kind is LAUNCH), None)
+    assert launch is not None, "a region of this family launches a kernel"
+    return launch
 
 
 def body(region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalars: list[tuple[Expr, str]]) -> Body:
