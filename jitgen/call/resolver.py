@@ -37,7 +37,7 @@ from jitgen.ir import symbols
 from jitgen.lowering import Route
 from jitgen.quant import weights
 from jitgen.store.default import default_store
-from jitgen.trace import autocast
+from jitgen.trace import autocast, modes
 from jitgen.trace.captured import argument, arguments_are
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
@@ -96,11 +96,12 @@ class _Specializations(Table[Any, tuple[Specialization, ...]]):
 
 def after_capture(resolved: Callable[[], Resolution]) -> Resolution:
     """Returns ``resolved()``, which remembers what it returns. Where it is called within the capture of a CUDA graph,
-    the error that it raises has it as what resolves the call once the capture has ended."""
+    the error that it raises has it as what resolves the call once the capture has ended: in the modes of the call,
+    which its key has, and in which it is traced."""
     try:
         return resolved()
     except CaptureMissError as miss:
-        miss.resolve = resolved
+        miss.resolve = modes.as_now(changes_stay(False)(resolved))
         raise
 
 

@@ -2,28 +2,31 @@
 
 A mode that the function reads is guarded: each call compares it with what it was. Setting one, seeding and drawing
 would happen at the trace alone and are refused: where the user's code names such a function (``refusal``), and where
-the trace leaves other modes behind (``kept``).
+the trace leaves other modes behind (``kept``). ``as_now`` keeps them for a trace that is made later.
 """
 
 from __future__ import annotations
 
+import contextvars
 import os
 import random
 import secrets
 import sys
 import types
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import torch
 
 from jitgen.errors import TraceError
 from jitgen.trace import autocast
 from jitgen.trace.guards import float32_matmul_precision
+
+Result = TypeVar("Result")
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _BEFORE = "call it before the decorated function"
@@ -240,7 +243,64 @@ def kept(name: str, mentioned: Collection[str]) -> Iterator[None]:
                 "  set it before the decorated function is called"
             )
     finally:
-        for setting, value in before:
-            if setting.read() != value and value != _UNKNOWN:
-                setting.write(value)
+        _set(before)
         torch._C._set_grad_enabled(grad)
+
+
+def _set(values: Iterable[tuple[Setting, Any]]) -> None:
+    """Gives settings these values, and writes none that has its value already."""
+    for setting, value in values:
+        if setting.read() != value and value != _UNKNOWN:
+            setting.write(value)
+
+
+def _autocast(device: str) -> list[Setting]:
+    return [
+        Setting(f"autocast on {device}", partial(read, device), partial(write, device))
+        for read, write in (
+            (torch.is_autocast_enabled, torch.set_autocast_enabled),
+            (torch.get_autocast_dtype, torch.set_autocast_dtype),
+        )
+    ]
+
+
+_MODES = [
+    *(*_autocast("cpu"), *_autocast("cuda")),
+    Setting("torch.set_autocast_cache_enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    Setting("torch.set_grad_enabled", torch.is_grad_enabled, torch._C._set_grad_enabled),
+    Setting("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Setting(
+        "torch.set_deterministic_debug_mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    ),
+]
+"""What keys, guards and traces follow beside the settings of ``torch.backends``."""
+
+
+def as_now(function: Callable[[], Result]) -> Callable[[], Result]:
+    """Returns a function that calls ``function`` in the modes, settings and context variables of now, and on the
+    devices of now; afterwards they are as they were."""
+    modes = [*_MODES, *_settings()]
+    values = [(mode, mode.read()) for mode in modes]
+    inference, default_device = torch.is_inference_mode_enabled(), torch.get_default_device()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def called() -> Result:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(inference))  # sets the mode of gradients too
+            if device is not None:
+                stack.enter_context(torch.cuda.device(device))
+            if default_device != torch.get_default_device():
+                stack.enter_context(default_device)
+            stack.callback(_set, [(mode, mode.read()) for mode in modes])
+            torch.autocast_increment_nesting()
+            stack.callback(_leave_autocast)
+            _set(values)
+            return function()
+
+    return partial(contextvars.copy_context().run, called)
+
+
+def _leave_autocast() -> None:
+    """Drops converted weights where no context of autocast is left, as the end of such a context does."""
+    if torch.autocast_decrement_nesting() == 0:
+        torch.clear_autocast_cache()

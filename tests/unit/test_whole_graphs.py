@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
 import gc
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from jitgen.call.resolver import Resolver
 from jitgen.errors import CaptureMissError
 from jitgen.models import graphs
 from jitgen.models.compile import graph_of
+from jitgen.trace import autocast
 from tests import recorded_calls
 from tests.blocks import Block, Net
 
@@ -105,6 +108,73 @@ def test_kernels_that_only_a_capture_misses_are_compiled(monkeypatch: pytest.Mon
     with pytest.warns(jitgen.FallbackWarning, match="within the capture"):
         model(X[:3])
     assert len(missed) == graph_of(model).captured == 1
+
+
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("variable", default=1.0)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def variable(value: float) -> Iterator[None]:
+    token = VARIABLE.set(value)
+    try:
+        yield
+    finally:
+        VARIABLE.reset(token)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        contextlib.nullcontext,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        torch.inference_mode,
+        lambda: default_dtype(torch.float64),
+        lambda: variable(3.0),
+    ],
+    ids=["no_grad", "autocast", "inference_mode", "default_dtype", "variable"],
+)
+def test_what_a_capture_misses_is_compiled_in_the_modes_of_the_call(
+    monkeypatch: pytest.MonkeyPatch, context: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> None:
+    missed, resolve = list[CaptureMissError](), Resolver.resolve
+
+    def first_misses(*call: Any) -> Any:
+        if not missed:
+            missed.append(CaptureMissError("the first call with such arguments is within the capture of a CUDA graph"))
+            raise missed[0]
+        return resolve(*call)
+
+    weight = nn.Parameter(torch.randn(7, 8))
+    function = jitgen.jit(lambda x: (nn.functional.linear(x, weight), x[0, 0] + torch.ones(7) * VARIABLE.get()))
+
+    def call(function: Any) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad(), context():
+            return function(X)
+
+    def modes() -> Any:
+        grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return *grad, autocast.settings(), torch.get_default_dtype(), VARIABLE.get()
+
+    monkeypatch.setattr(Resolver, "resolve", first_misses)
+    monkeypatch.setattr(graphs, "capture", lambda function: (None, function()))
+    with torch.enable_grad():
+        before, expected = modes(), call(function.reference)
+        _, result = graphs.capture_resolved(lambda: call(function))
+        assert modes() == before
+        torch.testing.assert_close(result, expected)  # their dtypes too
+        assert not any(tensor.requires_grad for tensor in result)
+        assert len(function.specializations) == 1  # the second attempt takes what was made between
+    assert len(missed) == 1
 
 
 def test_every_batch_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
