@@ -301,17 +301,18 @@ class Specialization:
         # Triton decides how much shared memory a kernel that it compiled takes.
         shared = meta.get("shared_bytes", 0) if triton else shape.shared_bytes
         entry = meta["entry"] + shape.entry
+        packing = arguments.packing(formats, in_struct=not triton)
+        struct_bytes = packing.layout[1] if packing.layout else 0
         function = replace(
             loaded.once(
                 (built.key, index, shape.entry, shared),
-                lambda: cuda.load(built.artifact.content, entry, index, shared),
+                lambda: cuda.load(built.artifact.content, entry, index, shared, struct_bytes),
             ),
             kernel=built.name,
         )
         cooperative = bool(meta.get("cooperative"))
         pool = meta.get("entries", {}).get(entry, meta).get("register_pool", ())
         residency.check(function, shape, pool, cooperative)
-        packing = arguments.packing(formats, in_struct=not triton)
         parameters, values = packing.codes, packing.values
         if triton:
             parameters, values = parameters + "PP", (*values, 0, 0)

@@ -11,7 +11,8 @@ A family has a package of its own below ``jitgen/families`` (or anywhere else, s
    the order of the registry, each about what the ones before it left.
 4. ``merge``, ``legalize``, ``joins``: which regions become one, which of their operands and results need a copy, and
    which regions may share a kernel.
-5. ``rewrite_kernel``: shall this kernel become several, for the sizes of this call? (Split-K.)
+5. ``rewrite_kernel``: shall this kernel become several, for the sizes of this call? (Split-K.) Or for its
+   strides? (Texts of many tensors.)
 6. ``layout``: the strides of a call, split into what decides the source and what a launch passes; ``parameters``: the
    parameters of the kernel, declared, from which follows what a launch passes and how sources name it.
 7. ``problem``, ``candidates``, ``facts``, ``cost``: the schedules that would do, whether one of them was measured to be

@@ -1,7 +1,8 @@
 """Turns regions into kernels: regions of one family share a kernel if the family allows it (``Family.joins``), up to
 ``MAX_REGIONS`` regions and ``MAX_OPERANDS`` operands. Regions that do the same to several tensors, as an optimiser's
-step does, are bodies of one text, and share a kernel up to ``MOST_BYTES`` of parameters. An update in place shares one
-with the regions right before it alone, so that it stays behind those that read what it changes."""
+step does, are bodies of one text, and share a kernel up to ``MOST_BYTES`` of parameters; the strides of a call may
+divide it again (``elementwise/texts.py``). An update in place shares one with the regions right before it alone, so
+that it stays behind those that read what it changes."""
 
 from __future__ import annotations
 

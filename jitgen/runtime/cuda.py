@@ -21,6 +21,12 @@ from jitgen.spec import Target
 
 Dim3 = tuple[int, int, int]
 
+PARAMETER_BYTES = 4096
+"""Bytes of parameters that a kernel may have by any driver."""
+DRIVER_OF_LARGE_PARAMETERS = 12010
+"""The first version of the driver, as ``cuDriverGetVersion`` gives it, by which a kernel may have 32,764 bytes, on
+devices from compute capability 7.0 on (CUDA C++ Programming Guide, "Function Parameters")."""
+
 
 class DriverError(JitgenError):
     """Reports that a call of the CUDA driver failed, or that a kernel assumes what a device does not have. The message
@@ -117,7 +123,7 @@ class Function:
             yield
 
 
-def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Function:
+def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0, parameter_bytes: int = 0) -> Function:
     """Loads a cubin into the primary context of ``device``. Every call loads it again; the caller remembers the result.
 
     Args:
@@ -126,13 +132,16 @@ def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Funct
         device: the CUDA ordinal.
         shared_bytes: the dynamic shared memory of its launches, in bytes. For more than 48 KiB the driver needs an
             attribute of the function, which is set here.
+        parameter_bytes: the bytes of its struct of parameters, where it has one.
 
     Raises:
-        DriverError: there is no driver, the cubin is for another architecture or has no such entry, or a block of this
-            device has less shared memory.
+        DriverError: there is no driver, or one too old for so many parameters, the cubin is for another architecture or
+            has no such entry, or a block of this device has less shared memory.
     """
     driver = bindings()
     what = f"kernel {entry} on CUDA device {device}"
+    if parameter_bytes > PARAMETER_BYTES:
+        _check_driver_of_large_parameters(parameter_bytes, what)
     ordinal = checked(driver.cuDeviceGet(device), f"opening CUDA device {device}")
     context = checked(driver.cuDevicePrimaryCtxRetain(ordinal), f"retaining the context of CUDA device {device}")
     with _current(context):
@@ -150,6 +159,17 @@ def load(binary: bytes, entry: str, device: int, shared_bytes: int = 0) -> Funct
             asked = f"asking for {shared_bytes} bytes of shared memory for {what}"
             checked(driver.cuFuncSetAttribute(handle, limit, shared_bytes), asked)
     return Function(entry, device, shared_bytes, handle, context)
+
+
+def _check_driver_of_large_parameters(size: int, what: str) -> None:
+    """Checks that the driver knows kernels of more than ``PARAMETER_BYTES`` of parameters, which this one takes."""
+    version = checked(bindings().cuDriverGetVersion(), "reading the version of the CUDA driver")
+    if version < DRIVER_OF_LARGE_PARAMETERS:
+        raise DriverError(
+            f"{what} takes {size} bytes of parameters; more than {PARAMETER_BYTES} need the driver of CUDA 12.1 (530) "
+            f"or newer, and this one is of CUDA {version // 1000}.{version % 1000 // 10}: update the driver, use "
+            "backend='triton', or give the function fewer tensors at once"
+        )
 
 
 def function_attribute(handle: Any, name: str, what: str) -> int:

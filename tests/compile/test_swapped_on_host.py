@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import jitgen
 from jitgen.compilers import host
 from jitgen.families.gemm import wgmma_tiles
 from jitgen.families.gemm.mainloops import WgmmaDense
@@ -31,6 +32,9 @@ def test_against_float64(tile: WgmmaDense, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(wgmma_tiles, "ARRANGED", ())
     x, weight = torch.randn(133, 264, dtype=torch.bfloat16), torch.randn(200, 264, dtype=torch.bfloat16)
     bias = torch.randn(200, dtype=torch.bfloat16)
+    kernels = jitgen.jit(F.linear).lower(x, weight, bias, backend="cuda", target="sm_90a").kernels
+    for words in (f"swapped = {str(tile.swapped).lower()};", f"blocks = {tile.blocks};", f"columns = {tile.columns};"):
+        assert all(words in kernel.source for kernel in kernels)
     wanted = F.linear(x.double(), weight.double(), bias.double())
     (found,) = run(F.linear, x, weight, bias, headers=wgmma_headers())
     # Half a unit in the last place of bfloat16, of numbers that are about 16.

@@ -115,6 +115,17 @@ def test_more_threads_than_registers(driver: FakeDriver) -> None:
         residency.check(KERNEL, SHAPE)
 
 
+def test_parameters_that_an_older_driver_does_not_pass(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, refused in ((12000, True), (12010, False), (13000, False)):
+        monkeypatch.setattr(driver, "cuDriverGetVersion", lambda version=version: (0, version), raising=False)
+        cuda.load(b"", "jitgen_f", 0, parameter_bytes=4096)
+        if refused:
+            with pytest.raises(DriverError, match=r"takes 4097 bytes of .* of CUDA 12\.0: update the driver, use"):
+                cuda.load(b"", "jitgen_f", 0, parameter_bytes=4097)
+        else:
+            cuda.load(b"", "jitgen_f", 0, parameter_bytes=4097)
+
+
 @pytest.mark.parametrize("driver", [{"clusters": 0}], indirect=True)
 def test_a_cluster_that_does_not_run(driver: FakeDriver) -> None:
     shape = LaunchShape((264, 1, 1), (384, 1, 1), cluster=8, persistence=Persistence("clusters"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -139,6 +140,50 @@ def test_one_kernel_of_many_tensors_with_numbers() -> None:
         assert sum(kernel.source.count("struct Region") for kernel in lowered.kernels) <= 2
         cuda_on_host.run(step, given, gradients, list(rates))
         torch.testing.assert_close(given, wanted, rtol=1e-6, atol=1e-7)
+
+
+def _with_gaps(outer: int, rows: int, columns: int) -> torch.Tensor:
+    return torch.rand(outer, rows, 2 * columns)[..., :columns]
+
+
+def _rows_apart(outer: int, rows: int, columns: int) -> torch.Tensor:
+    return torch.rand(rows, outer, columns).transpose(0, 1)
+
+
+def _columns_first(outer: int, rows: int, columns: int) -> torch.Tensor:
+    return torch.rand(columns, rows, outer).permute(2, 1, 0)
+
+
+def _of_rows(outer: int, rows: int, columns: int) -> torch.Tensor:
+    return torch.rand(rows, outer, 1).transpose(0, 1).expand(outer, rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("made", "sizes", "texts"),
+    [
+        ((torch.rand, _columns_first), [(1, 4, 8)], [2]),
+        ((_with_gaps, _rows_apart, _columns_first, _of_rows), [(o, 3, n) for o in (1, 2) for n in (5, 6, 8)], [16, 6]),
+    ],
+)
+def test_layouts_that_alternate(
+    made: tuple[Callable[..., torch.Tensor], ...], sizes: list[tuple[int, int, int]], texts: list[int]
+) -> None:
+    """A kernel has one text for each layout, wherever its tensors are in the lists, and at most 16."""
+
+    def step(parameters: Any, gradients: Any) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(gradient * 0.25)
+
+    of_each = [(size, of) for size in sizes for of in made]
+    of_each *= -(-36 // len(of_each))
+    gradients, parameters = [of(*size) for size, of in of_each], [torch.rand(size) for size, _ in of_each]
+    wanted = [p.double() - g.double() * 0.25 for p, g in zip(parameters, gradients, strict=True)]
+    lowered = jitgen.jit(step).lower(parameters, gradients, target="sm_90a", backend="cuda")
+    assert [len(re.findall(r"void region\d+\(", kernel.source)) for kernel in lowered.kernels] == texts
+    for update in (jitgen.jit(step, backend="cpp"), lambda *lists: cuda_on_host.run(step, *lists)):
+        given = [parameter.clone() for parameter in parameters]
+        update(given, gradients)
+        torch.testing.assert_close([p.double() for p in given], wanted, rtol=0, atol=2.0**-23)
 
 
 def test_new_sizes_and_strides() -> None:

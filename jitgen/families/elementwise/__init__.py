@@ -29,6 +29,7 @@ FAMILY = family_in(
     NAME,
     recognise=deferred(__name__, "short_sums.recognised"),
     joins=deferred(__name__, "claim.joins"),
+    rewrite_kernel=deferred(__name__, "texts.by_text"),
     settle=deferred(__name__, "schedule.settle"),
     work=deferred("jitgen.kernel", "launch.work"),
     buckets=_buckets,

@@ -174,7 +174,7 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
 
 
 def _runs(kernel: Kernel, layouts: Sequence[Layout]) -> tuple[int, ...]:
-    """Returns how many regions, one after the other, are of one text: all compute the same, and these are laid out in
-    the same way."""
+    """Returns how many regions, one after the other (``texts.py``), are of one text: all compute the same, and these
+    are laid out in the same way."""
     alike = itertools.groupby(zip(kernel.bodies, layouts, strict=True), lambda region: (region[0].computed, region[1]))
     return tuple(sum(1 for _ in run) for _, run in alike)
