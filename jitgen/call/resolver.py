@@ -37,7 +37,7 @@ from jitgen.ir import symbols
 from jitgen.lowering import Route
 from jitgen.quant import weights
 from jitgen.store.default import default_store
-from jitgen.trace import autocast, modes
+from jitgen.trace import autocast
 from jitgen.trace.captured import argument, arguments_are
 from jitgen.trace.guards import Guards
 from jitgen.trace.host_scalars import SymbolicScalar, base
@@ -101,6 +101,8 @@ def after_capture(resolved: Callable[[], Resolution]) -> Resolution:
     try:
         return resolved()
     except CaptureMissError as miss:
+        from jitgen.trace import modes
+
         miss.resolve = modes.as_now(changes_stay(False)(resolved))
         raise
 
