@@ -45,14 +45,20 @@ union Words {
   uint32_t word[count];
 };
 
-template <class T>
-JITGEN_DEVICE T from_lane(T value, int distance) {
+// What `exchange`, of a word, makes of all words of `value`.
+template <class T, class Exchange>
+JITGEN_DEVICE T by_words(T value, const Exchange& exchange) {
   Words<T> from, to;
   for (int i = 0; i < from.count; ++i) from.word[i] = 0;
   from.whole = value;
 #pragma unroll
-  for (int i = 0; i < from.used; ++i) to.word[i] = __shfl_xor_sync(0xffffffffu, from.word[i], distance);
+  for (int i = 0; i < from.used; ++i) to.word[i] = exchange(from.word[i]);
   return to.whole;
+}
+
+template <class T>
+JITGEN_DEVICE T from_lane(T value, int distance) {
+  return by_words(value, [=](uint32_t word) { return __shfl_xor_sync(0xffffffffu, word, distance); });
 }
 
 // Combines over aligned groups of `lanes` neighbouring lanes, a power of two. Every operation is commutative to the

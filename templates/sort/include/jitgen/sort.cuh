@@ -14,12 +14,7 @@ constexpr int32_t nowhere = 0x7fffffff;
 // The value that lane `lane` of the warp has.
 template <class T>
 JITGEN_DEVICE T of_lane(T value, int lane) {
-  Words<T> from, to;
-  for (int i = 0; i < from.count; ++i) from.word[i] = 0;
-  from.whole = value;
-#pragma unroll
-  for (int i = 0; i < from.used; ++i) to.word[i] = __shfl_sync(0xffffffffu, from.word[i], lane);
-  return to.whole;
+  return by_words(value, [=](uint32_t word) { return __shfl_sync(0xffffffffu, word, lane); });
 }
 
 // A number that is the greater the earlier `value`, a number of at most 32 bits, comes; equal numbers have the same.
