@@ -1,5 +1,9 @@
 """Compares a plan's kernels, the bytes they move and the operations they do, with the least that the function needs
-(``ir/least.py``). ``explain()`` ends with it, and ``jitgen.report`` sums it over a model."""
+(``ir/least.py``). ``explain()`` ends with it, and ``jitgen.report`` sums it over a model.
+
+The least counts nodes as they were traced. Where rewrites found less to do, such as adding zeros, a ratio is below 1 and
+is told as 1: the plan is the least then. A ratio below 1 without such a rewrite is a kernel that counts too little.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +55,8 @@ class Balance:
     def __str__(self) -> str:
         return (
             f"{self.kernels} kernel{'s' * (self.kernels != 1)}; "
-            f"{_in_units(self.moved)}B moved, {self.bytes_ratio:.2f} of the least; "
-            f"{_in_units(self.flops)}FLOP, {self.operations_ratio:.2f} of the least"
+            f"{_in_units(self.moved)}B moved, {max(self.bytes_ratio, 1.0):.2f} of the least; "
+            f"{_in_units(self.flops)}FLOP, {max(self.operations_ratio, 1.0):.2f} of the least"
         )
 
 

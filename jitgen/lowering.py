@@ -324,12 +324,11 @@ class Lowered:
 
     @functools.cached_property
     def balance(self) -> Balance:
-        """Compares what the kernels of this call move and compute with the least that the graph needs. That counts
-        nodes as they were traced: where rewrites found less to do, such as adding zeros, the plan is the least."""
+        """Compares what the kernels of this call move and compute with the least that the graph needs."""
         launched = [work for number in range(len(self.program.kernels)) if (work := self.work(number)).elements]
         moved, flops = sum(work.moved for work in launched), sum(work.flops for work in launched)
         needed = least(self.graph, self.environment)
-        return Balance(len(launched), moved, flops, min(moved, needed.moved), min(flops, needed.flops))
+        return Balance(len(launched), moved, flops, needed.moved, needed.flops)
 
     def identity(self, number: int) -> str:
         """Digests all that the source of kernel ``number`` follows from; equal kernels of a program have one."""

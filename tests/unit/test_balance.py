@@ -264,8 +264,8 @@ ROWS = {
     "linear, bias and gelu": Row(lambda x, w, b: F.gelu(F.linear(x, w, b)), (square, square, spec(1024)), 1, 1.0, 1.0),
     "swiglu": Row(lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u), (square, square, square), 1, 1.0, 1.0),
     "q, k and v": Row(qkv_of_one_activation, (square, square, spec(256, 1024), spec(256, 1024)), 1, 1.0, 1.0),
-    "attention": Row(F.scaled_dot_product_attention, (*head,), 1, 1.0, 1.0),
-    "attention, one row": Row(F.scaled_dot_product_attention, (spec(2, 8, 1, 64), *head[1:]), 1, 1.0, 1.0),
+    "attention": Row(F.scaled_dot_product_attention, (*head,), 1, 0.97, 1.0),
+    "attention, one row": Row(F.scaled_dot_product_attention, (spec(2, 8, 1, 64), *head[1:]), 1, 0.97, 1.0),
     "adamw": Row(adamw, tuple(4 * [spec(1024, 1024, dtype=single)]), 1, 1.12, 1.0),
     "momentum": Row(momentum, tuple(3 * [spec(1024, 1024, dtype=single)]), 1, 1.0, 1.0),
     "momentum of three": Row(momenta, tuple(9 * [spec(1024, 1024, dtype=single)]), 1, 1.0, 1.0),
@@ -402,11 +402,12 @@ def test_explanations_end_with_the_balance() -> None:
     )
 
 
-def test_a_plan_that_does_less_than_was_traced_is_the_least() -> None:
+def test_a_plan_that_does_less_than_was_traced_is_told_as_the_least() -> None:
     function = jitgen.jit(lambda x: torch.zeros_like(x) + x.sum())
     balance = function.lower(spec(64, 64, dtype=single), backend="cpp", target="x86-64-v3").balance
     assert 0 < balance.flops < 2 * 64 * 64
-    assert balance.operations_ratio == 1.0
+    assert balance.operations_ratio < 1.0
+    assert str(balance).endswith("FLOP, 1.00 of the least")
 
 
 def test_balances_add_up() -> None:
