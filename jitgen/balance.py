@@ -1,8 +1,8 @@
 """Compares a plan's kernels, the bytes they move and the operations they do, with the least that the function needs
 (``ir/least.py``). ``explain()`` ends with it, and ``jitgen.report`` sums it over a model.
 
-The least counts nodes as they were traced. Where rewrites found less to do, such as adding zeros, a ratio is below 1 and
-is told as 1: the plan is the least then. A ratio below 1 without such a rewrite is a kernel that counts too little.
+The least counts nodes as they were traced. Where rewrites found less to do, such as adding zeros, a ratio is below 1
+and is told as 1: the plan is the least then. A ratio below 1 without such a rewrite is a kernel that counts too little.
 """
 
 from __future__ import annotations
