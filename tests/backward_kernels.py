@@ -57,7 +57,7 @@ struct Operands {{
     int first, last;
   }};
   JITGEN_DEVICE BlockEnds block_ends(const Task&, int first, int end) const {{ return {{first, end - 1}}; }}
-  JITGEN_DEVICE uint32_t look(const Task&, const BlockEnds& block, int tile_first, int tile_end) const {{
+  JITGEN_DEVICE uint32_t visibility(const Task&, const BlockEnds& block, int tile_first, int tile_end) const {{
     const int row_first = Config::by_keys ? tile_first : block.first;
     const int row_last = Config::by_keys ? tile_end - 1 : block.last;
     const int key_first = Config::by_keys ? block.first : tile_first;

@@ -112,10 +112,10 @@ struct Attention : Params {
     const int64_t high0 = high_of0;
     const int64_t low1 = low_of1;
     const int64_t high1 = high_of1;
-    const bool may2 = high0 > low1;
-    const bool must2 = low0 > high1;
-    if (must2) return jitgen::attention::hidden;
-    return (may2 == false) ? jitgen::attention::open : jitgen::attention::mixed;
+    const bool somewhere2 = high0 > low1;
+    const bool everywhere2 = low0 > high1;
+    if (everywhere2) return jitgen::attention::hidden;
+    return somewhere2 == false ? jitgen::attention::open : jitgen::attention::mixed;
   }
 
   // Scores of products, [keys][lanes]; `open` where no mask hides any.
@@ -191,4 +191,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_attention_a4c2f81c)
+JITGEN_ENTRY(jitgen_attention_3676c6b6)

@@ -9,7 +9,7 @@ from triton.language.extra import cuda, libdevice
 
 
 @triton.jit
-def jitgen_attention_9f0deb80(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3):
+def jitgen_attention_b64fba76(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, b1, o0, s0_0, s0_1, s0_2, s0_3, o1, s1_0, s1_1, s1_2, s1_3, s2_0, s2_1, s2_2, s2_3, s3_0, s3_1, s3_2, s3_3, s4_0, s4_1, s4_2, s4_3, o5, s5_0, s5_1, s5_2, s5_3, o6, s6_0, s6_1, s6_2, s6_3, s7_0, s7_1, s7_2, s7_3, s8_0, s8_1, s8_2, s8_3):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on.
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
@@ -59,10 +59,10 @@ def jitgen_attention_9f0deb80(p2, p3, p4, p7, p8, rows, keys, depth, width, b0, 
         high0 = high_of0
         low1 = low_of1
         high1 = high_of1
-        may2 = high0 > low1
-        must2 = low0 > high1
-        seen = (must2) == False
-        whole = ((may2 == False)) & seen & ((tile + 1) * 64 <= keys)
+        somewhere2 = high0 > low1
+        everywhere2 = low0 > high1
+        seen = (everywhere2) == False
+        whole = (somewhere2 == False) & seen & ((tile + 1) * 64 <= keys)
         first = tl.where(seen, tl.minimum(first, tile), first)
         last = tl.where(seen, tile + 1, last)
         open_last = tl.where(whole & ((open_first == end) | (open_last == tile)), tile + 1, open_last)

@@ -120,7 +120,7 @@ struct Operands {
 
   // Bit 0: some score of the tile is seen; bit 1: all are.
   template <int tile_keys>
-  JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
+  JITGEN_DEVICE uint32_t visibility(const Task& task, const Block& block, int tile) const {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
     const int64_t low_of1 = block.row_index_value.low, high_of1 = block.row_index_value.high;
@@ -130,10 +130,10 @@ struct Operands {
     const int64_t high0 = high_of0;
     const int64_t low1 = low_of1;
     const int64_t high1 = high_of1;
-    const bool may2 = high0 > low1;
-    const bool must2 = low0 > high1;
-    const bool hidden = must2;
-    const bool open = (may2 == false);
+    const bool somewhere2 = high0 > low1;
+    const bool everywhere2 = low0 > high1;
+    const bool hidden = everywhere2;
+    const bool open = somewhere2 == false;
     return hidden ? 0u : open && whole ? 3u : 1u;
   }
 
@@ -235,7 +235,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_9cc3e9a3(const __grid_constant__ Params params) {
+jitgen_attention_8adb8bf4(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

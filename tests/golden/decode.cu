@@ -102,7 +102,7 @@ struct Operands {
 
   // Bit 0: some score of the tile is seen; bit 1: all are.
   template <int tile_keys>
-  JITGEN_DEVICE uint32_t look(const Task& task, const Block& block, int tile) const {
+  JITGEN_DEVICE uint32_t visibility(const Task& task, const Block& block, int tile) const {
     const bool whole = (int64_t(tile) + 1) * tile_keys <= keys;
     const int64_t first = int64_t(tile) * tile_keys, last = jitgen::lesser(first + tile_keys, keys) - 1;
     const int64_t x1 = task.score_input_value;
@@ -114,10 +114,10 @@ struct Operands {
     const int64_t high1 = x1;
     const int64_t low2 = low0;
     const int64_t high2 = high0;
-    const bool may3 = low2 < high1;
-    const bool must3 = high2 < low1;
-    const bool hidden = (may3 == false);
-    const bool open = must3;
+    const bool somewhere3 = low2 < high1;
+    const bool everywhere3 = high2 < low1;
+    const bool hidden = somewhere3 == false;
+    const bool open = everywhere3;
     return hidden ? 0u : open && whole ? 3u : 1u;
   }
 
@@ -240,7 +240,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_c97d2ad4(const __grid_constant__ Params params) {
+jitgen_attention_b219763a(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_decode<Config>(operands);
 }

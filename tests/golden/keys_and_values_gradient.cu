@@ -133,7 +133,7 @@ struct Operands {
     return ends_of_rows;
   }
   // Bit 0: some pair of rows counts; bit 1: no mask hides any.
-  JITGEN_DEVICE uint32_t look(const Task& task, const BlockEnds& block, int first, int end) const {
+  JITGEN_DEVICE uint32_t visibility(const Task& task, const BlockEnds& block, int first, int end) const {
     const int64_t low_of4 = block.row_index_value.low, high_of4 = block.row_index_value.high;
     int64_t low_of5, high_of5;
     {
@@ -149,10 +149,10 @@ struct Operands {
     const int64_t high2 = high_of4;
     const int64_t low3 = low_of5;
     const int64_t high3 = high_of5;
-    const bool may4 = high2 > low3;
-    const bool must4 = low2 > high3;
-    const bool hidden = (((must4))) & (must4);
-    const bool open = (may4 == false);
+    const bool somewhere4 = high2 > low3;
+    const bool everywhere4 = low2 > high3;
+    const bool hidden = everywhere4;
+    const bool open = somewhere4 == false;
     return hidden ? 0u : open ? 3u : 1u;
   }
 
@@ -286,7 +286,7 @@ struct Operands {
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_backward_36c2685d(const __grid_constant__ Params params) {
+jitgen_attention_backward_efa6c8f2(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

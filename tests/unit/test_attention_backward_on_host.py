@@ -50,7 +50,7 @@ struct Operands {
   }
   struct BlockEnds { int first, end; };
   BlockEnds block_ends(const Task&, int first, int end) const { return {first, end}; }
-  uint32_t look(const Task&, const BlockEnds& block, int tile_first, int tile_end) const {
+  uint32_t visibility(const Task&, const BlockEnds& block, int tile_first, int tile_end) const {
     const int row_end = of_keys ? tile_end : block.end, key_first = of_keys ? block.first : tile_first;
     return key_first > row_end - 1 + problem.shift ? 0u : 1u;
   }

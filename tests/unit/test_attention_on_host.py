@@ -205,7 +205,7 @@ struct Operands {
   }
   bool hides(int row, int key) const { return row % 4 == 3 || key > row + shift; }
   template <int tile_keys>
-  uint32_t look(const Task&, const Block& block, int tile) const {
+  uint32_t visibility(const Task&, const Block& block, int tile) const {
     return tile * tile_keys > block.last + shift ? 0u : 1u;
   }
   Rows rows_of_thread(const Task&, int first) const {

@@ -1,8 +1,8 @@
 """Computes what masks do to a whole tile of scores, by interval arithmetic on the tile's ranges of indices.
 
 For a tile of rows and keys every integer of the rule has a lowest and a highest value, and every condition may hold
-somewhere (``may``) and holds everywhere (``must``). From these follows whether all scores of the tile are -inf, so that
-it is skipped, and whether no mask hides any, so that the code without masks computes it. The expressions are generated
+``somewhere`` and ``everywhere``. From these follows whether all scores of the tile are -inf, so that it is skipped, and
+whether no mask hides any, so that the code without masks computes it. The expressions are generated
 with the kernel and computed for each tile; there is no table of blocks and no mask in memory.
 
 A score counts as hidden where a selection gives -inf, or where -inf is added to it: a NaN or an infinity in a key that
@@ -37,8 +37,8 @@ class Words:
 
 @dataclass(frozen=True)
 class Ends:
-    """Holds the lowest and the highest value of an integer, or whether a condition ``may`` and ``must`` hold, as names
-    or expressions."""
+    """Holds the lowest and the highest value of an integer, or whether a condition holds ``somewhere`` and
+    ``everywhere``, as names or expressions."""
 
     low: str
     high: str
@@ -203,8 +203,7 @@ def vanishing_of(
     zero: dict[int, str] = {}
     for position, instruction in enumerate(instructions):
         zero[position] = _zero(instruction, ends, hidden, zero, words)
-    every = list(dict.fromkeys(f"({zero[root]})" for root in roots))
-    return _used(lines, " & ".join(every), _opened(instructions, ends, words))
+    return _used(lines, _joined("&", (zero[root] for root in roots)), _opened(instructions, ends, words))
 
 
 def _analysed(
@@ -217,7 +216,8 @@ def _analysed(
     ends: dict[int, Ends] = {}
 
     def define(position: int, low: str, high: str, condition: bool) -> None:
-        pair = Ends(f"low{position}", f"high{position}") if not condition else Ends(f"may{position}", f"must{position}")
+        names = ("somewhere", "everywhere") if condition else ("low", "high")
+        pair = Ends(*(f"{name}{position}" for name in names))
         lines.extend(((pair.low, low, condition), (pair.high, high, condition)))
         ends[position] = pair
 
@@ -243,8 +243,8 @@ def _opened(instructions: Sequence[Instruction], ends: Mapping[int, Ends], words
     opened = []
     for position, operand in masks_of(instructions).items():
         shown = ends[instructions[position].args[0]]
-        opened.append(shown.high if operand == 2 else f"({shown.low} == {words.false})")
-    return " & ".join(dict.fromkeys(opened)) or words.true
+        opened.append(shown.high if operand == 2 else f"{shown.low} == {words.false}")
+    return _joined("&", opened) or words.true
 
 
 def _ends(
@@ -255,7 +255,7 @@ def _ends(
     known: Mapping[int, Ends],
     dialect: Words,
 ) -> tuple[str, str] | None:
-    """Returns (low, high) or (may, must) of an instruction; None if nothing is known."""
+    """Returns (low, high) or (somewhere, everywhere) of an instruction; None if nothing is known."""
     op, false, true = instruction.op, dialect.false, dialect.true
     if op in ("load", "iota"):
         known_ends_ = known.get(instruction.attr)
@@ -320,7 +320,7 @@ def _hidden(
     if instruction.is_conversion:
         return arguments[0] if arguments else false
     if instruction.op == "add":
-        return " | ".join(dict.fromkeys(f"({a})" for a in arguments if a != false)) or false
+        return _joined("|", (a for a in arguments if a != false)) or false
     if instruction.op == "sub":
         return arguments[0]
     return false
@@ -331,13 +331,20 @@ def _selected(condition: Ends, chosen: str, otherwise: str, false: str, true: st
     its two values."""
     branches = []
     if chosen != false:
-        branches.append(condition.high if chosen == true else f"({condition.high} & ({chosen}))")
+        branches.append(condition.high if chosen == true else _joined("&", (condition.high, chosen)))
     if otherwise != false:
-        never = f"({condition.low} == {false})"
-        branches.append(never if otherwise == true else f"({never} & ({otherwise}))")
+        never = f"{condition.low} == {false}"
+        branches.append(never if otherwise == true else _joined("&", (never, otherwise)))
     if chosen != false and otherwise != false:
-        branches.append(f"(({chosen}) & ({otherwise}))")
-    return " | ".join(branches) or false
+        branches.append(_joined("&", (chosen, otherwise)))
+    return _joined("|", branches) or false
+
+
+def _joined(operator: str, expressions: Iterable[str]) -> str:
+    """Joins expressions without those that are the same, in brackets unless it is one or a name."""
+    distinct = dict.fromkeys(expressions)
+    bracketed = (text if text.isidentifier() or len(distinct) == 1 else f"({text})" for text in distinct)
+    return f" {operator} ".join(bracketed)
 
 
 def _zero(
@@ -355,16 +362,9 @@ def _zero(
     if op == "where":
         return _selected(ends[instruction.args[0]], arguments[1], arguments[2], false, true)
     if op == "mul":
-        return (
-            " | ".join(dict.fromkeys(f"({zero_operand})" for zero_operand in arguments if zero_operand != false))
-            or false
-        )
+        return _joined("|", (zero_operand for zero_operand in arguments if zero_operand != false)) or false
     if op in ("add", "sub"):
-        return (
-            " & ".join(dict.fromkeys(f"({zero_operand})" for zero_operand in arguments))
-            if false not in arguments
-            else false
-        )
+        return _joined("&", arguments) if false not in arguments else false
     return arguments[0] if op in ("cast", "round_to", "neg", "div") and arguments else false
 
 

@@ -188,24 +188,24 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
     int first;  // of this warp's keys
     bool live, open;
   };
-  template <class Look>
-  JITGEN_DEVICE void take(Stage& stage, Tiles& tiles, const Look& look) const {
-    stage.live = tiles.next(look);
+  template <class Visibility>
+  JITGEN_DEVICE void take(Stage& stage, Tiles& tiles, const Visibility& visibility) const {
+    stage.live = tiles.next(visibility);
     stage.first = tiles.tile * Shape::keys + int(threadIdx.x / 32) * 16;
     stage.open = tiles.open;
   }
   JITGEN_DEVICE void walk(Sums& sums, Rows& rows, const Task& task, int first, int share, float factor) const {
     const auto of_block = operands.rows_of_block(task, first, Shape::rows);
-    const auto look = [&](int tile, bool exists, int) {
-      return exists ? operands.template look<Shape::keys>(task, of_block, tile) : 0u;
+    const auto visibility = [&](int tile, bool exists, int) {
+      return exists ? operands.template visibility<Shape::keys>(task, of_block, tile) : 0u;
     };
     const int all = int((operands.keys + Shape::keys - 1) / Shape::keys);
-    const TileRange mine = share_of<Config::masked>(all, share, Operands::ranges * splits, look);
+    const TileRange mine = share_of<Config::masked>(all, share, Operands::ranges * splits, visibility);
     Tiles tiles(mine.begin, mine.end);
     Stage stages[Config::ahead];
 #pragma unroll
     for (Stage& stage : stages) {
-      take(stage, tiles, look);
+      take(stage, tiles, visibility);
       if (!stage.live) continue;
       read_keys(stage.keys, task, stage.first);
       read_values(stage.values, task, stage.first);
@@ -224,7 +224,7 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
         multiply_keys(scores, stage.keys, query);
         const int column = stage.first + lane / 4;
         const bool open = stage.open;
-        take(stage, tiles, look);
+        take(stage, tiles, visibility);
         if (stage.live) read_keys(stage.keys, task, stage.first);
         if (open) {
           operands.template rule<true>(scores, task, of_rows, column);

@@ -54,13 +54,13 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
       const int row = piece.row_block * Shape::rows;
       const Range of_keys = range(piece.range);
       Tiles tiles(of_keys.begin, of_keys.end);
-      const auto look = [&](int tile, bool exists, int warpgroup) {
+      const auto visibility = [&](int tile, bool exists, int warpgroup) {
         const int first = row + warpgroup * 64;
         if (first >= operands.packed_rows()) return 0u;
         const auto rows = operands.rows_of_block(task, first, 64);
-        return exists ? operands.template look<Config::keys>(task, rows, tile) : 0u;
+        return exists ? operands.template visibility<Config::keys>(task, rows, tile) : 0u;
       };
-      bool more = tiles.next(look);
+      bool more = tiles.next(visibility);
       if (thread < 32) barrier_wait_in_place(query_empty(), query_phase, "query_empty");
       query_phase ^= 1;
       if (thread == 0) start({piece.task, piece.row_block, piece.range, more}, task, row);
@@ -68,7 +68,7 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
       while (more) {
         const int tile = tiles.tile;
         uint64_t ticket = tiles.ticket;
-        more = tiles.next(look);
+        more = tiles.next(visibility);
         if (!more) ticket |= TileTicket::of_end;
         copy_keys(task, tile, ticket, ring, thread);
         if (before >= 0) copy_values(task, before, previous(ring), thread);

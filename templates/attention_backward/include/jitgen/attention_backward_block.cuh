@@ -166,14 +166,14 @@ struct BackwardBlock {
     return ends;
   }
   // Which pairs of rows of a tile the warpgroups see, as flags of a ticket.
-  JITGEN_DEVICE uint32_t look(const Task& task, const BlockEnds& ends, int first, int tile) const {
+  JITGEN_DEVICE uint32_t visibility(const Task& task, const BlockEnds& ends, int first, int tile) const {
     uint32_t flags = 0;
     const int begin = tile * Shape::tile, end = smaller(begin + Shape::tile, tile_items());
 #pragma unroll
     for (int w = 0; w < Config::warpgroups; ++w) {
       if (first + w * 64 >= block_items()) continue;
       const bool whole = end == begin + Shape::tile && first + w * 64 + 64 <= block_items();
-      const uint32_t bits = Config::masked ? operands.look(task, ends.of_warpgroup[w], begin, end) : 3u;
+      const uint32_t bits = Config::masked ? operands.visibility(task, ends.of_warpgroup[w], begin, end) : 3u;
       flags |= (bits & (whole ? 3u : 1u)) << 2 * w;
     }
     return flags;
@@ -212,7 +212,7 @@ struct BackwardBlock {
         const Task task = operands.task(piece.task, head);
         const BlockEnds ends = ends_of_block(task, first);
         for (int group = 0; group < tiles; group += 32) {
-          const uint32_t mine = group + lane < tiles ? look(task, ends, first, group + lane) : 0u;
+          const uint32_t mine = group + lane < tiles ? visibility(task, ends, first, group + lane) : 0u;
           uint32_t seen = __ballot_sync(0xffffffffu, (mine & 0x55555555u) != 0);
           while (seen != 0) {
             const int bit = __ffs(seen) - 1;

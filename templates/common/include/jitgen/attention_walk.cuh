@@ -79,10 +79,10 @@ struct MaskedTiles {
 
   JITGEN_DEVICE MaskedTiles(int begin, int end) : group((end + 31) / 32), begin(begin), end(end) {}
 
-  // look(tile, exists, warpgroup), called by all lanes: bit 0 whether some score is seen, bit 1 whether all are, of a tile
+  // visibility(tile, exists, warpgroup), called by all lanes: bit 0 whether some score is seen, bit 1 whether all are, of a tile
   // that exists.
-  template <class Look>
-  JITGEN_DEVICE bool next(const Look& look) {
+  template <class Visibility>
+  JITGEN_DEVICE bool next(const Visibility& visibility) {
     uint32_t any = 0;
 #pragma unroll
     for (int w = 0; w < warpgroups; ++w) any |= seen[w];
@@ -92,7 +92,7 @@ struct MaskedTiles {
       const int mine = group * 32 + int(threadIdx.x % 32);
 #pragma unroll
       for (int w = 0; w < warpgroups; ++w) {
-        const uint32_t bits = look(mine, mine >= begin && mine < end, w);
+        const uint32_t bits = visibility(mine, mine >= begin && mine < end, w);
         seen[w] = __ballot_sync(0xffffffffu, bits & 1u);
         opened[w] = __ballot_sync(0xffffffffu, bits & 2u);
         any |= seen[w];
@@ -119,11 +119,11 @@ struct AllTiles {
   bool open = false;
 
   JITGEN_DEVICE AllTiles(int begin, int end) : begin(begin), tile(end) {}
-  template <class Look>
-  JITGEN_DEVICE bool next(const Look& look) {
+  template <class Visibility>
+  JITGEN_DEVICE bool next(const Visibility& visibility) {
     if (tile <= begin) return false;
     --tile;
-    open = look(tile, true, 0) & 2u;
+    open = visibility(tile, true, 0) & 2u;
     ticket = TileTicket::of_tile(tile);
 #pragma unroll
     for (int w = 0; w < warpgroups; ++w) ticket |= TileTicket::of_warpgroup(true, open, tile == begin, w);
@@ -137,13 +137,13 @@ struct TileRange {
 };
 // Share `number` of `shares` equal ones of the tiles from the first to the last that masks leave, of `all`. Called by whole
 // warps.
-template <bool masked, class Look>
-JITGEN_DEVICE TileRange share_of(int all, int number, int shares, const Look& look) {
+template <bool masked, class Visibility>
+JITGEN_DEVICE TileRange share_of(int all, int number, int shares, const Visibility& visibility) {
   int first = 0, count = all;
   if (masked && shares > 1) {
     Ends seen = {all, 0};
     for (int tile = int(threadIdx.x % 32); tile < all; tile += 32) {
-      if (look(tile, true, 0) & 1u) seen = {lesser(seen.low, tile), tile + 1};
+      if (visibility(tile, true, 0) & 1u) seen = {lesser(seen.low, tile), tile + 1};
     }
     seen = ends_of_warp(seen);
     first = int(seen.low), count = seen.high > seen.low ? int(seen.high - seen.low) : 0;
