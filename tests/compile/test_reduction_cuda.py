@@ -45,6 +45,26 @@ def test_one_kernel_with_the_row_in_registers(name: str, target: str, length: in
     assert report["spill_bytes"] <= tolerated.get((name, length, target), 0)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.quick(where=lambda count, dtype: count == 3 and dtype is torch.bfloat16)
+def test_columns_of_several_operands_spill_nothing(count: int, dtype: torch.dtype) -> None:
+    """As the gradients of a norm's weight add them up, beside a number for each row: the more operands, the fewer
+    elements of each are in flight."""
+
+    def columns(*xs: Any) -> Any:
+        *own, scale = xs
+        total = own[0].float()
+        for x in own[1:]:
+            total = total * x
+        return (total * scale).sum(0), own[0].float().sum(0)
+
+    specs = [TensorSpec(("M", 4096), dtype)] * count
+    lowered = jitgen.jit(columns).lower(*specs, TensorSpec(("M", 1), torch.float32), target="sm_90a")
+    (report,) = lowered.compile().report
+    assert report["spill_bytes"] == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("length", [4096, 32768, 151936])
 @pytest.mark.quick(where=lambda length: length == 4096)

@@ -6,14 +6,14 @@ read a line of the cache; along a row as many as the row is long. What was measu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jitgen.device import Device
 from jitgen.families.rows.reduction.cuda_problem import state_bytes
 from jitgen.families.rows.reduction.forms import ColumnBlocks
 from jitgen.families.rows.reduction.online import online
-from jitgen.families.rows.reduction.residency import passes, residency
+from jitgen.families.rows.reduction.residency import REGISTER_BYTES, passes, residency
 from jitgen.families.rows.reduction.schedule import (
     CLUSTER_BLOCKS,
     COLUMN_THREADS,
@@ -23,14 +23,20 @@ from jitgen.families.rows.reduction.schedule import (
     MAX_BLOCK_THREADS,
     MULTIPROCESSOR_THREADS,
     SHORT_BLOCK_THREADS,
-    row_item_size,
 )
+from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
-from jitgen.kernel.operands import ACCESS_BYTES, WARP
+from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.kernel.rows import RowGeometry, RowLayout
 
 COLUMN_UNROLL = 8
 """Accesses of a thread in flight: four are slower on an H200, sixteen no faster."""
+THREAD_BYTES = 160
+"""Registers for what a thread accumulates and for its accesses in flight, in bytes, of the 256 bytes that a thread has
+where a multiprocessor has ``MULTIPROCESSOR_THREADS``. Eight accesses of 16 bytes and their sums are as many; those of
+two operands were spilled."""
+HALF_BYTES = 256
+"""How many more a thread has where half as many threads fit."""
 STATE_BYTES = 80
 """Bytes that a thread accumulates in addition to its loads, beyond which half as many threads fit a multiprocessor."""
 MAX_STATE_BYTES = 256
@@ -61,13 +67,16 @@ class _Block:
 def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> ColumnBlocks:
     """Schedules rows whose elements are neighbours across rows."""
     (body,) = kernel.bodies
-    length, size = max(geometry.length, 1), row_item_size(kernel, layout)
+    length, size = max(geometry.length, 1), _item_size_across(body, layout)
     several_passes = passes(kernel) > 1
     states = state_bytes(online(kernel), layout.wide)
     rows_per_thread = max(1, min(layout.unit, ACCESS_BYTES // size))
     while rows_per_thread > 1 and rows_per_thread * sum(states) > MAX_STATE_BYTES:
         rows_per_thread //= 2
-    per_thread = COLUMN_UNROLL
+    many_states = rows_per_thread * sum(state_bytes(kernel, False)) > STATE_BYTES
+    registers = THREAD_BYTES + (several_passes or many_states) * HALF_BYTES - rows_per_thread * sum(states)
+    in_flight = max(1, registers // max(1, _loaded_bytes(body, layout, rows_per_thread)))
+    per_thread = COLUMN_UNROLL if several_passes else min(COLUMN_UNROLL, in_flight)
     if several_passes:
         element_bytes = rows_per_thread * residency(body, None).bytes_per_element
         per_thread = max(1, min(per_thread, FULL_THREAD_BYTES // element_bytes))
@@ -79,10 +88,28 @@ def columns(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: De
     if several_passes and needed <= per_thread:
         blocks = _resident(block, length, needed, layout.wide)
     else:
-        blocks = _looping(block, length, geometry.rows, several_passes, layout.wide)
-    crowded = blocks.online or rows_per_thread * sum(state_bytes(kernel, False)) > STATE_BYTES
-    threads = MULTIPROCESSOR_THREADS // 2 if crowded else MULTIPROCESSOR_THREADS
+        blocks = _looping(block, length, geometry.rows, several_passes, layout.wide, in_flight)
+    threads = MULTIPROCESSOR_THREADS // 2 if blocks.online or many_states else MULTIPROCESSOR_THREADS
     return replace(blocks, blocks_per_multiprocessor=max(1, threads // blocks.block_threads))
+
+
+def _accesses(body: Body, layout: RowLayout, rows: int) -> Iterator[tuple[Operand, int]]:
+    """Yields the operands that a thread accesses for each element of its ``rows``, and how many elements an access
+    has."""
+    for operand, along, across in zip(body.operands, layout.along, layout.across, strict=True):
+        if along not in ("row", "broadcast") and operand.buffer is not None:
+            yield operand, 1 if across == "broadcast" else rows
+
+
+def _item_size_across(body: Body, layout: RowLayout) -> int:
+    """Returns the bytes of the widest element of an operand that has one for each row."""
+    return max((item_size(operand.dtype) for operand, count in _accesses(body, layout, 2) if count > 1), default=4)
+
+
+def _loaded_bytes(body: Body, layout: RowLayout, rows: int) -> int:
+    """Counts the registers, in bytes, that one access of each operand that is read takes."""
+    loads = [(operand, count) for operand, count in _accesses(body, layout, rows) if operand.kind != "store"]
+    return sum(max(count * item_size(operand.dtype), REGISTER_BYTES) for operand, count in loads)
 
 
 def _block(length: int, per_thread: int, lanes: int, rows_per_thread: int) -> _Block:
@@ -132,7 +159,7 @@ def _resident(block: _Block, length: int, unroll: int, wide: bool) -> ColumnBloc
     )
 
 
-def _looping(block: _Block, length: int, rows: int, several_passes: bool, wide: bool) -> ColumnBlocks:
+def _looping(block: _Block, length: int, rows: int, several_passes: bool, wide: bool, in_flight: int) -> ColumnBlocks:
     """Schedules columns that each pass reads from memory: blocks of at most ``COLUMN_THREADS``, and no clusters for
     many."""
     threads = min(block.threads, max(1, COLUMN_THREADS // block.lanes))
@@ -141,7 +168,7 @@ def _looping(block: _Block, length: int, rows: int, several_passes: bool, wide: 
         threads=threads,
         rows_per_block=block.lanes * block.rows_per_thread,
         cluster=cluster,
-        unroll=min(COLUMN_UNROLL, -(-length // (threads * cluster))),
+        unroll=min(COLUMN_UNROLL, in_flight, -(-length // (threads * cluster))),
         resident=False,
         unmasked_vectors=0,
         wide=wide,
