@@ -73,16 +73,23 @@ float shared_element(uint64_t address) {  // with the 128-byte swizzle
   memcpy(&bits, shared_memory + (address ^ (address >> 7 & 7) << 4), 2);
   return half_of<Element>(bits, 0);
 }
-// Adds to a thread's sums `steps` products along k of two operands in shared memory, whose elements have `size` bytes.
-template <int steps, int size, class Sum, int sums, class ReadLeft, class ReadRight>
+// Where an element of an operand in shared memory is, whose elements have `size` bytes: `item` is its row or column, and k
+// is counted from where the descriptor says.
+template <int transposed, int size>
+uint64_t operand_address(uint64_t descriptor, int item, int k) {
+  const uint64_t begin = (descriptor & 0x3fff) << 4, run = (descriptor >> 16 & 0x3fff) << 4;
+  return transposed ? begin + item / 64 * run + k * 128 + item % 64 * size : begin + item * 128 + k * size;
+}
+// Adds to a thread's sums `steps` products along k of two operands in shared memory.
+template <int steps, int size, int transposed = 0, int left_transposed = 0, class Sum, int sums, class ReadLeft, class ReadRight>
 void shared_product(Sum (&d)[sums], uint64_t a, uint64_t b, int accumulate, ReadLeft of_left, ReadRight of_right) {
-  const uint64_t left = (a & 0x3fff) << 4, right = (b & 0x3fff) << 4;
   for (int i = 0; i < sums; ++i) {
     const int row = running / 32 % 4 * 16 + running % 32 / 4 + i % 4 / 2 * 8;
     const int column = i / 4 * 8 + running % 4 * 2 + i % 2;
     Sum sum = accumulate ? d[i] : Sum(0);
     for (int k = 0; k < steps; ++k) {
-      sum += of_left(left + row * 128 + k * size) * of_right(right + column * 128 + k * size);
+      sum += of_left(operand_address<left_transposed, size>(a, row, k)) *
+             of_right(operand_address<transposed, size>(b, column, k));
     }
     d[i] = sum;
   }
@@ -91,14 +98,14 @@ template <class Element, int n>
 struct Wgmma {
   using Sum = float;
   static constexpr bool promoted = false;
-  template <int transposed>
+  template <int transposed, int left_transposed = 0>
   static void shared(float (&d)[n / 2], uint64_t a, uint64_t b, int accumulate) {
-    shared_product<16, 2>(d, a, b, accumulate, shared_element<Element>, shared_element<Element>);
+    shared_product<16, 2, transposed, left_transposed>(
+        d, a, b, accumulate, shared_element<Element>, shared_element<Element>);
   }
   template <int transposed>
   static void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
     static_assert(transposed == 1, "as attention has values");
-    const uint64_t right = (b & 0x3fff) << 4, run = (b >> 16 & 0x3fff) << 4;
     const int self = running, lane = self % 32, warp = self - lane;
     for (int i = 0; i < 4; ++i) operands[self][i] = a[i];
     pause();
@@ -107,7 +114,7 @@ struct Wgmma {
       float sum = accumulate ? d[i] : 0.0f;
       for (int k = 0; k < 16; ++k) {
         const uint32_t pair = operands[warp + lane / 4 * 4 + k % 8 / 2][k / 8 * 2 + i % 4 / 2];
-        sum += half_of<Element>(pair, k % 2) * shared_element<Element>(right + column / 64 * run + k * 128 + column % 64 * 2);
+        sum += half_of<Element>(pair, k % 2) * shared_element<Element>(operand_address<1, 2>(b, column, k));
       }
       d[i] = sum;
     }

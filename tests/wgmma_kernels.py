@@ -173,6 +173,7 @@ class Dense:
     swapped: bool = False
     blocks: int = 1
     other_multicast: int = 1
+    x_transposed: bool = False
 
     @property
     def cluster(self) -> int:
@@ -231,6 +232,7 @@ class Dense:
             swapped=self.swapped,
             blocks=self.blocks,
             other_multicast=self.other_multicast,
+            x_transposed=self.x_transposed,
             run=self.run,
         )
         places = [(r, c) for r in range(self.regions) for c in range(self.contractions)]
@@ -363,4 +365,12 @@ DENSE = (
     Dense(down=1, columns=128, stages=8, staged=32, trimmed=True, multicast=4, other_multicast=2),
     Dense(columns=96, stages=7, staged=32, trimmed=True, multicast=2, other_multicast=2, shares_x=True),
     Dense(blocks=2, columns=128, stages=4, staged=32, trimmed=True, most_splits=3),
+    Dense(x_transposed=True, transposed=True, multicast=2, most_splits=2, trimmed=True),
+    Dense(x_transposed=True, multicast=2, shares_x=True, raster=3, trimmed=True),
+    Dense(x_transposed=True, down=3, columns=128, stages=5, staged=32, most_splits=4, trimmed=True, element="float16"),
+    Dense(x_transposed=True, transposed=True, pingpong=True, columns=128, multicast=2, regions=3),
+    Dense(x_transposed=True, transposed=True, pingpong=True, down=1, columns=128, stages=8, trimmed=True),
+    Dense(x_transposed=True, blocks=2, columns=96, stages=4, staged=32, multicast=2, other_multicast=2),
+    Dense(x_transposed=True, down=1, across=2, columns=128, contractions=2, stages=4, resident=1, trimmed=True),
+    Dense(x_transposed=True, down=1, columns=64, stages=6, ranges=5, transposed=True, trimmed=True),
 )

@@ -60,7 +60,8 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
     m, n, k = sizes
     dtype = DTYPES[config.element]
     widths = [n, 8, 64 + n][: config.regions]
-    x = matrix(m, k, dtype)
+    lines = matrix(k, m, dtype) if isinstance(config, Dense) and config.x_transposed else matrix(m, k, dtype)
+    x = lines.t() if isinstance(config, Dense) and config.x_transposed else lines
     maps: list[bytes] = []
     pointers: list[int] = []
     weights: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
@@ -89,7 +90,8 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
     grid = (blocks or cuda.multiprocessors(0) * config.resident) // config.cluster * config.cluster
     parameters = "T" * (1 + len(maps)) + "P" * (len(pointers) + len(outputs)) + "i" * (len(widths) + 2)
     arguments = (*pointers, *(y.data_ptr() for y in outputs), *widths, m, k)
-    values: tuple[int | bytes, ...] = (mapped(x, (tile, 64)), *maps, *arguments)
+    box = (64 if x is not lines else tile, 64)
+    values: tuple[int | bytes, ...] = (mapped(lines, box), *maps, *arguments)
     cluster = (config.cluster, 1, 1) if config.cluster > 1 else None
     function = loaded(config)
     launch = cuda.Launch(
@@ -109,7 +111,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
         assert torch.equal(y, again)
 
 
-FEW = (QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1])
+FEW = (QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1], DENSE[-8])
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)

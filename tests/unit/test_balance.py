@@ -325,22 +325,45 @@ def test_a_backward_computes_each_product_once(backend: str, target: str, batch:
     assert backward.balance.operations_ratio <= 1.1, str(backward.balance)
 
 
-def test_a_transposed_activation_is_copied_where_its_product_is_worth_it() -> None:
-    """The gradient of a result is an argument of the backward, and transposed the activation of a weight's gradient."""
+def test_a_transposed_activation_is_read_as_it_lies_by_tensor_maps() -> None:
+    """The gradient of a result is an argument of the backward, and transposed the activation of a weight's gradient.
+    Where tensor maps do not describe it so, it is copied if its product is worth it."""
 
     def gradient(dy: Any, x: Any) -> Any:
         return dy.mT @ x
 
-    large, small = [spec(512, 4096)] * 2, [spec(64, 256)] * 2
-    low = lowered(gradient, *large)
-    assert [kernel.family for kernel in low.lowered.program.kernels] == ["elementwise", "gemm"]
-    assert low.lowered.schedules[1].path == "wgmma_dense"
-    assert "copied before its product: " in low.explain()
-    assert [kernel.family for kernel in lowered(gradient, *small).lowered.program.kernels] == ["gemm"]
-    single_precision = [spec(512, 4096, dtype=single)] * 2
-    assert len(lowered(gradient, *single_precision).lowered.program.kernels) == 1
-    other = jitgen.jit(gradient).lower(*large, backend="triton", target="sm_90a")
-    assert len(other.lowered.program.kernels) == 1
+    def families(*specs: Any, backend: str = "cuda") -> list[str]:
+        low = jitgen.jit(gradient).lower(*specs, backend=backend, target="sm_90a")
+        return [kernel.family for kernel in low.lowered.program.kernels]
+
+    low = lowered(gradient, spec(511, 4096), spec(511, 2048))
+    assert [kernel.family for kernel in low.lowered.program.kernels] == ["gemm"]
+    assert low.lowered.schedules[0].path == "wgmma_dense"
+    assert "x_transposed = true" in low.source
+    ragged = spec(512, 4100), spec(512, 4096)
+    assert families(*ragged) == ["elementwise", "gemm"]
+    assert "copied before its product: " in lowered(gradient, *ragged).explain()
+    assert families(spec(64, 260), spec(64, 256)) == ["gemm"]
+    assert families(*[spec(512, 4096, dtype=single)] * 2) == ["gemm"]
+    assert families(*[spec(512, 4096)] * 2, backend="triton") == ["gemm"]
+
+
+def test_a_gradient_that_two_products_read_is_stored_once() -> None:
+    """As a product's result, or as a pointwise function of one: along its rows, as the gradient of a weight reads it,
+    and along its columns, as that of what is before it."""
+
+    def mlp(x: Any, up: Any, down: Any) -> Any:
+        return F.linear(F.silu(F.linear(x, up)), down)
+
+    arguments = [
+        torch.empty(*shape, dtype=torch.bfloat16, requires_grad=True)
+        for shape in ((512, 1024), (2048, 1024), (1024, 2048))
+    ]
+    backward = jitgen.jit(mlp).lower(*arguments, backend="cuda", target="sm_90a").backward
+    assert backward is not None
+    families = [kernel.family for kernel in backward.lowered.program.kernels]
+    assert families.count("gemm") == 4
+    assert len(families) <= 5
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 4096), (1, 3, 4096)])

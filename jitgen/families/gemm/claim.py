@@ -21,27 +21,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
+from jitgen.families.gemm.orders import activation_in_its_order, in_its_order, is_copied
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import BLOCKS, CAST, CONTRACT, DEQUANTIZE, PRODUCTS, VIEW
-from jitgen.ir.program import Decision
+from jitgen.ir.nodes import BLOCKS, CAST, DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import ROW_TILE, Mover, at_tile, is_transposed
+from jitgen.ir.views import ROW_TILE, Mover, at_tile
 from jitgen.kernel.operands import item_size
-from jitgen.schedule.cost import Effort
 
 Materialize = Callable[[Node], Node]
-SLOWER = 0.5
-"""What products without tensor maps take longer than those with them, as a share of the time of these: ``mma.sync``
-reaches 0.55 of the rate of grouped products by ``wgmma`` on an H100."""
-STREAMED_ROWS = 16
-"""Rows of an activation up to which products read it in any order."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +62,6 @@ class Prologue(Question):
 
     def __str__(self) -> str:
         return f"activation [{self.rows}, {self.length}] by {', '.join(self.operations)}"
-
-
-@dataclass(frozen=True)
-class Transposed(Question):
-    """Asks whether an activation of 16 bits whose rows are neighbours in memory is copied, so that its elements along K
-    are: tensor maps describe such alone, and products without them (the ``dense`` mainloop) are slower.
-
-    Attributes:
-        rows, columns, length: M, N and K of the product.
-        dtype: of the activation.
-    """
-
-    placements = ("copied before its product", "read as it lies")
-    rows: Any
-    columns: Any
-    length: Any
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"transposed activation [{self.rows}, {self.length}] of {self.columns} columns"
-
-    def decide(self, device: Device) -> Decision:
-        moved = 2 * self.rows * self.length * item_size(self.dtype)
-        copied = Effort(moved=moved, launches=1).microseconds(device)
-        product = Effort(products=2 * self.rows * self.columns * self.length, dtype=self.dtype).microseconds(device)
-        words = f"{copied:.3g} us to copy it, {SLOWER * product:.3g} us more to multiply it as it lies"
-        return Decision(self.rows > STREAMED_ROWS and copied < SLOWER * product, words)
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -227,10 +193,10 @@ def _with_operands_in_memory(
             x, _, *groups = node.inputs
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
-            if x.is_in_memory and _is_copied(node, partition):
+            if x.is_in_memory and is_copied(node, partition):
                 x = materialize(x)
-            elif not fused and not x.is_in_memory:  # on a GPU tensor maps describe activations along k alone
-                x = materialize(x) if partition.device.is_gpu else _in_its_order(x, partition, materialize)
+            elif not fused and not x.is_in_memory:
+                x = activation_in_its_order(node, partition, materialize)
             divided = [operand if operand.is_in_memory else materialize(operand) for operand in groups]
             operands = (x, _weight_in_memory(node, partition, materialize), *divided)
             memo[id(node)] = mover.builder.like(node, operands)
@@ -242,17 +208,6 @@ def _with_operands_in_memory(
             memo[id(node)] = node if same else mover.builder.like(node, children)
     stores = tuple(Store(s.result, memo[id(s.value)], s.movements) for s in region.stores)
     return replace(region, stores=stores)
-
-
-def _is_copied(product: Node, partition: Partition) -> bool:
-    """Returns whether the activation of ``product``, a tensor, is copied because it is transposed."""
-    x, (*_, rows, columns) = product.inputs[0], product.shape
-    device = partition.device
-    if device.dialect != "cuda" or device.uses_cutlass or not device.target.has_warpgroup_products:
-        return False
-    if x.dtype not in ("float16", "bfloat16") or product.kind is not CONTRACT or not is_transposed(x):
-        return False
-    return partition.decide("gemm", Transposed(rows, columns, x.shape[-1], x.dtype)).fused
 
 
 def in_blocks(operand: Node) -> bool:
@@ -276,29 +231,6 @@ def _prologue(product: Node, results: set[int]) -> Prologue | None:
     format = weight.attrs.format if weight.kind is DEQUANTIZE else None
     operations = tuple(node.op for node in topological([x]) if node.kind.is_pointwise)
     return Prologue(rows, columns, x.shape[-1], x.dtype, format, operations, id(x) in results)
-
-
-def _in_its_order(node: Node, partition: Partition, materialize: Materialize) -> Node:
-    """Materialises the computed operand ``node`` (..., rows or columns, k) in the order of what it is computed from:
-    transposed if most of that is so, as in a gradient ``dy.T @ x``.
-
-    Products on a CPU, and of 16-bit weights, read either order as fast, and a value that another product reads
-    untransposed is computed once.
-    """
-    last = len(node.shape) - 1
-    if last < 1 or (partition.device.is_gpu and item_size(node.dtype) != 2):
-        return materialize(node)
-    leaves = [
-        leaf for leaf in topological([node], leaves={VIEW}) if leaf.under_views.kind in PRODUCTS or leaf.is_in_memory
-    ]
-    leaves = [leaf for leaf in leaves if len(leaf.shape) == len(node.shape)]
-    strides = [memory.strides for leaf in leaves if (memory := partition.memory.strides(leaf)) is not None]
-    strides = [stride for stride in strides if 0 not in stride[-2:]]
-    if sum(stride[last - 1] == 1 for stride in strides) <= sum(stride[last] == 1 for stride in strides):
-        return materialize(node)
-    swap = "permute", (*range(last - 1), last, last - 1)
-    crossed = (*node.shape[:-2], node.shape[last], node.shape[last - 1])
-    return partition.mover.move(materialize(partition.mover.move(node, swap, crossed)), swap, node.shape)
 
 
 def _is_of_tiles(view: Node) -> bool:
@@ -334,4 +266,4 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
             f"of {ROW_TILE}), as F.linear(x, w) or x @ w.T, and not reshaped or transposed otherwise; for anything "
             f"else cut or dequantise it outside the decorated function{where}"
         )
-    return _in_its_order(node, partition, materialize)
+    return in_its_order(node, partition, materialize)

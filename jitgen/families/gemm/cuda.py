@@ -403,7 +403,9 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]
     facts: dict[str, bool | int] = {"trimmed": not shares_x, "regions": len(products.regions)}
     if isinstance(schedule, WgmmaDense):
         first = products.regions[0].contractions[0]
-        facts |= {"transposed": first.weight[0].kind != "k", "contractions": len(products.regions[0].contractions)}
+        assert first.x is not None
+        facts |= {"transposed": first.weight[0].kind != "k", "x_transposed": first.x.kind != "k"}
+        facts |= {"contractions": len(products.regions[0].contractions)}
         stored = [item_size(store.dtype) for region in products.regions for store in region.stores]
         facts |= {"run": 4 if set(stored) == {4} and not schedule.swapped else wgmma.EPILOGUE_WIDTH}
     return schedule.members(**facts)

@@ -205,7 +205,7 @@ class WgmmaDense(WgmmaMainloop):
     config = (
         *("transposed", "trimmed", "pingpong", "ranges", "contractions", "regions", "down", "across", "columns"),
         *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged", "run"),
-        *("swapped", "blocks", "other_multicast"),
+        *("swapped", "blocks", "other_multicast", "x_transposed"),
     )
     block_k: ClassVar[int] = CHUNK
     down: int
@@ -226,10 +226,11 @@ class WgmmaDense(WgmmaMainloop):
         return (self,)
 
     def members(self, **facts: bool | int | str) -> list[Member]:
-        """Returns the members of ``struct Config``, without the three that it may leave out where they say nothing."""
-        members = super().members(**facts)
-        said = self.swapped or self.blocks > 1 or self.other_multicast > 1
-        return members if said else [m for m in members if m.name not in ("swapped", "blocks", "other_multicast")]
+        """Returns the members of ``struct Config``, without those that it may leave out where they say nothing."""
+        left_out = set[str]() if facts["x_transposed"] else {"x_transposed"}
+        if not (self.swapped or self.blocks > 1 or self.other_multicast > 1):
+            left_out |= {"swapped", "blocks", "other_multicast"}
+        return [member for member in super().members(**facts) if member.name not in left_out]
 
     @property
     def block_m(self) -> int:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 
 from jitgen.families.family import Partition
 from jitgen.families.gemm.matrices import flattened, keeps_last_dimension, restored
+from jitgen.families.gemm.orders import is_stored_along_rows
 from jitgen.families.storage import for_elements, storage_of
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, kinds_of, walked
@@ -113,14 +114,14 @@ def _is_activation(node: Node, index: Index, owners: Mapping[Node, Owner]) -> bo
 def _in_memory(node: Node, is_activation: bool, partition: Partition) -> Node:
     """Reads ``node`` from a temporary. That has the rows and columns of its products, so that their kernel writes it,
     and what reads it reads a view. On a GPU a view whose last dimension is not contiguous is copied where it is an
-    activation, which is contiguous along K there (``claim.py``)."""
+    activation that products read along K alone (``orders.py``)."""
     store = flattened(0, node, partition.mover)
     if not store.movements:
         return partition.materialize(node)
     matrix = partition.materialize(store.value)
     view = restored(Store(0, matrix, store.movements), node, partition.mover)
-    is_copied = partition.device.is_gpu and is_activation and not keeps_last_dimension(store)
-    return partition.materialize(view) if is_copied else view
+    is_across = is_activation and len(view.shape) > 1 and not keeps_last_dimension(store)
+    return partition.materialize(view) if is_across and not is_stored_along_rows(view, partition) else view
 
 
 # ------------------------------------------------------------------------------------------------------------ owners

@@ -53,7 +53,12 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
 
 
 def weights_of(
-    contractions: Sequence[Contraction], columns: Sequence[int], length: int, chip: Chip, transposed: bool = False
+    contractions: Sequence[Contraction],
+    columns: Sequence[int],
+    length: int,
+    chip: Chip,
+    transposed: bool = False,
+    x_transposed: bool = False,
 ) -> Weights:
     """Returns the facts on which the choice of tiles depends, for regions of these columns that have these contractions
     each."""
@@ -62,7 +67,13 @@ def weights_of(
         item = item_size(first.dtype)
         promoted = item == 1 and (_is_promoted(first) or bool(first.blocks))
         return Weights(
-            *sizes, 8 * item, transposed=transposed, item=item, promoted=promoted, in_blocks=bool(first.blocks)
+            *sizes,
+            8 * item,
+            transposed=transposed,
+            x_transposed=x_transposed,
+            item=item,
+            promoted=promoted,
+            in_blocks=bool(first.blocks),
         )
     format = formats.find(first.format)
     few_registers = format.scale_dtype == torch.bfloat16 or first.group_size is None
@@ -104,7 +115,7 @@ def tensor_maps(
     region."""
     first = bodies[0].contractions[0]
     assert first.activation is not None
-    yield _activation(bodies[0], geometries[0], first.activation, schedule)
+    yield _activation(bodies[0], layouts[0], geometries[0], first.activation, schedule)
     for body, layout, geometry in zip(bodies, layouts, geometries, strict=True):
         for contraction in body.contractions:
             if isinstance(schedule, WgmmaQuantized):
@@ -113,7 +124,11 @@ def tensor_maps(
                 yield _dense(body, layout, geometry, contraction.weight[0], schedule)
 
 
-def _activation(body: Body, geometry: GemmGeometry, index: int, schedule: WgmmaTiling) -> MappedTensor:
+def _activation(
+    body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: WgmmaTiling
+) -> MappedTensor:
+    if layout.operands[index] == "outer":
+        return _mapped(body, geometry, index, (geometry.length, geometry.rows), 1, (CHUNK, CHUNK))
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     shares = schedule.shares[0] if isinstance(schedule, WgmmaDense) else 1
     rows = _piece(schedule.block_m, shares)

@@ -77,6 +77,7 @@ class Weights:
         light: whether codes have 4 bits and no zero-points, x is bfloat16, and scales are bfloat16 or there are no
             groups. Other weights take more registers to decode, which a thread has only with two warpgroups.
         transposed: whether dense weights are contiguous along N, which takes a multiple of 64 columns.
+        x_transposed: whether x is contiguous along M, which takes a multiple of 64 rows.
         item: bytes of an element of x.
         promoted: whether the sums of a stage are added to the others outside of wgmma, as those of 8-bit floats are.
         in_blocks: whether these sums have scales of blocks, of 128 columns.
@@ -89,6 +90,7 @@ class Weights:
     bits: int = 16
     light: bool = False
     transposed: bool = False
+    x_transposed: bool = False
     item: int = 2
     promoted: bool = False
     in_blocks: bool = False
@@ -397,7 +399,8 @@ _GROUPED_BYTES = (
 
 def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
     dense: tuple[WgmmaDense, ...] = (*_DENSE, *_DENSE_OF_MANY_ROWS) if rows > FEW_TOKENS[-1] else _DENSE
-    if rows > FEW_TOKENS[-1] and len(weights.columns) == weights.contractions == 1 and not weights.transposed:
+    is_one = len(weights.columns) == weights.contractions == 1
+    if rows > FEW_TOKENS[-1] and is_one and not weights.transposed and not weights.x_transposed:
         dense += ARRANGED
     table = dense if weights.item == 2 else _PROMOTED if weights.promoted else _BYTES
     return [_splitting(tiles, weights) for tiles in _fitting(table, rows, weights)]
@@ -453,7 +456,7 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
     if tiles.swapped:
         one = len(weights.columns) == weights.contractions == 1 and not weights.transposed
         return one and sum(weights.columns) > tiles.height - 64
-    if rows <= tiles.height - 64:
+    if rows <= tiles.height - 64 or (weights.x_transposed and tiles.height % (64 * tiles.shares[0])):
         return False
     width = tiles.columns // tiles.across
     if weights.in_blocks and BLOCK % width and width % BLOCK:
@@ -474,7 +477,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int 
     down = -(-tall // band) if groups == 1 else _tiles_of_groups(rows, groups, band)
     items = down * weight_shares * across * tiles.k_splits
     columns = weights.columns if weights.transposed else (weights.length,)
-    fetched = height / x_shares * _across_lines(weights.item, weights.length)
+    fetched = height / x_shares * _across_lines(weights.item, rows if weights.x_transposed else weights.length)
     fetched = (fetched + width / weight_shares * _across_lines(weights.item, *columns)) * CHUNK_BYTES
     alone = tiles.blocks * width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
     if weights.promoted:

@@ -200,10 +200,11 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
 
 
 def _weights(problem: Problem) -> wgmma_tiles.Weights:
-    first = problem.bodies[0].contractions[0].weight[0]
-    transposed = problem.layouts[0].operands[first] == "outer"
-    chip = problem.device.model
-    return wgmma.weights_of(problem.contractions, problem.columns, problem.length, chip, transposed)
+    first, kinds = problem.contractions[0], problem.layouts[0].operands
+    transposed = kinds[first.weight[0]] == "outer"
+    x_transposed = first.activation is not None and kinds[first.activation] == "outer"
+    sizes = (problem.columns, problem.length, problem.device.model)
+    return wgmma.weights_of(problem.contractions, *sizes, transposed, x_transposed)
 
 
 def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSchedule:
@@ -284,16 +285,18 @@ def _is_mapped_grouping(problem: Problem) -> bool:
 
 def _mappable(problem: Problem) -> bool:
     """Returns whether tensor maps can describe x and, where weights are dense, all weights, in one and the same
-    orientation."""
+    orientation. That of x is its own, but of quantised weights and of bytes it is along K, as wgmma reads registers and
+    bytes."""
     bodies, unit = problem.bodies, ACCESS_BYTES // item_size(problem.dtype)
     if problem.layouts[0].batch and (
         problem.quantized or len(bodies) > 1 or problem.layouts[0].batch > wgmma.BATCH_RANK
     ):
         return False
+    of_x = {"k", "outer"} if problem.dtype in HALVES and not problem.quantized and not problem.grouping else {"k"}
     for body, layout in zip(bodies, problem.layouts, strict=True):
         for contraction in body.contractions:
             index = contraction.activation
-            if index is None or layout.operands[index] != "k" or layout.units[index] < unit:
+            if index is None or layout.operands[index] not in of_x or layout.units[index] < unit:
                 return False
     weights = [
         (layout.operands[index], layout.units[index])

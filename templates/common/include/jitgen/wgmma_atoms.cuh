@@ -43,8 +43,9 @@ JITGEN_DEVICE void wgmma_written(int32_t (&d)[n]) {
 
 // d[64 rows, n] (+)= A[64, 16] B[n, 16]^T for one warpgroup, asynchronously. A comes from registers (`registers` are
 // the four words of an m16n8k16 fragment, and warp w of the group has rows 16w..16w+15), or is given by a descriptor.
-// A B that is contiguous along K has 128 bytes a row; `transposed` says that it is contiguous along n. `Sum` is the type
-// of sums, and `promoted` says whether sums of many products should be added up outside of wgmma.
+// A B that is contiguous along K has 128 bytes a row; `transposed` says that it is contiguous along n, and
+// `left_transposed` that A is along its rows. `Sum` is the type of sums, and `promoted` says whether sums of many products
+// should be added up outside of wgmma.
 template <class Element, int n>
 struct Wgmma;
 
@@ -106,13 +107,13 @@ struct Wgmma;
   struct Wgmma<ELEMENT, N> {                                                                                          \
     using Sum = float;                                                                                                \
     static constexpr bool promoted = false;                                                                           \
-    template <int transposed>                                                                                         \
+    template <int transposed, int left_transposed = 0>                                                                \
     static JITGEN_DEVICE void shared(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {                     \
       asm volatile(                                                                                                   \
           "{\n.reg .pred p;\nsetp.ne.b32 p, %" #C ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE        \
-          "." TYPE " {" JITGEN_TEXTS##EIGHTS "}, %" #A ", %" #B ", p, 1, 1, 0, %" #D ";\n}"                           \
+          "." TYPE " {" JITGEN_TEXTS##EIGHTS "}, %" #A ", %" #B ", p, 1, 1, %" #E ", %" #D ";\n}"                     \
           : JITGEN_ALL##EIGHTS                                                                                        \
-          : "l"(a), "l"(b), "r"(accumulate), "n"(transposed));                                                        \
+          : "l"(a), "l"(b), "r"(accumulate), "n"(transposed), "n"(left_transposed));                                  \
     }                                                                                                                 \
     template <int transposed = 0>                                                                                     \
     static JITGEN_DEVICE void registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {      \

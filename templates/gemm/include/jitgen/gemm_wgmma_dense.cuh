@@ -45,6 +45,9 @@
 //     static constexpr int blocks = 1;        // blocks of 64 rows of a warpgroup; 1 with pingpong
 //     static constexpr int other_multicast = 1;  // blocks that share the tile of the other operand: with it a cluster is a
 //                                             // rectangle of blocks, and no blocks split K
+//     // And this one:
+//     static constexpr bool x_transposed = false;  // whether x is [K, M], with stride 1 along m; of 16 bits alone, of no
+//                                             // groups and not swapped
 //   };
 //   using Shape = jitgen::DenseShape<Config>;
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
@@ -55,8 +58,8 @@
 //
 // What follows says x and the weight as they are where nothing is swapped; only `shares_x` is always of x itself.
 // Tensor maps, outermost size first, 128-byte swizzle: x[M, K], box [64 * down, depth]; a weight [N, K], box [columns,
-// depth], of which one that is shared is divided by its blocks, in multiples of 8; a transposed weight [K, N], box [64,
-// 64]. `depth` k's are 128 bytes. So each matrix is aligned to 16 bytes, has stride 1 along its
+// depth], of which one that is shared is divided by its blocks, in multiples of 8; a transposed weight [K, N] or x [K, M],
+// box [64, 64]. `depth` k's are 128 bytes. So each matrix is aligned to 16 bytes, has stride 1 along its
 // rows and a row stride that is a multiple of 16 bytes.
 // Batches: with the last argument, `batch`, each operand is a batch of matrices. Its tensor map has four dimensions,
 // [outer, inner, rows, columns], and boxes of one matrix; a dimension that an operand does not have has size 1. A batch
@@ -137,11 +140,21 @@ struct DenseArrangement<Config, decltype(void(Config::swapped))> {
   static constexpr int blocks = Config::blocks, other_multicast = Config::other_multicast;
 };
 
+template <class Config, class = void>
+struct DenseActivation {
+  static constexpr bool transposed = false;
+};
+template <class Config>
+struct DenseActivation<Config, decltype(void(Config::x_transposed))> {
+  static constexpr bool transposed = Config::x_transposed;
+};
+
 template <class Config>
 struct DenseShape {
   static constexpr int depth = 128 / int(sizeof(typename Config::Element));  // k's of a stage
   static constexpr bool pingpong = Config::pingpong;
   static constexpr bool swapped = DenseArrangement<Config>::swapped;
+  static constexpr bool x_transposed = DenseActivation<Config>::transposed;
   static constexpr int group_blocks = DenseArrangement<Config>::blocks;
   static constexpr int other_multicast = DenseArrangement<Config>::other_multicast;
   static constexpr int warpgroups = pingpong ? 2 : Config::down * Config::across;
@@ -189,13 +202,14 @@ struct DenseShape {
   static constexpr int weight_shares = cluster / x_shares;
   static_assert(other_multicast == 1 || Config::most_splits == 1, "the blocks of a rectangle do not split K");
   static_assert(!pingpong || group_blocks == 1, "a warpgroup has `down` blocks then");
-  static_assert(rows % (8 * x_shares) == 0, "shares of x's tile begin with a row of the swizzle");
+  static_assert(rows % ((x_transposed ? 64 : 8) * x_shares) == 0, "shares of x's tile begin with a row of the swizzle");
   static_assert(Config::columns % (Config::transposed ? weight_shares * 64 : 8) == 0, "shares of a weight's tile");
   // Columns of a piece of a weight's tile. The last piece overlaps the one before it where the pieces are more than the
   // tile: both write the same numbers there.
   static constexpr int weight_piece = (Config::columns / 8 + weight_shares - 1) / weight_shares * 8;
   static constexpr int copied_weight_bytes = Config::transposed ? weight_bytes : weight_piece * weight_shares * 128;
   static_assert(!Config::transposed || (width % 64 == 0 && depth == 64), "a transposed operand lies in runs of 64 columns");
+  static_assert(!x_transposed || (depth == 64 && !swapped), "x is transposed of 16 bits, and not swapped");
 };
 
 template <class Config, class Epilogue, class Batch, class Scales>
@@ -219,6 +233,7 @@ struct DenseKernel {
   static constexpr int band = Shape::rows * Shape::weight_shares;         // rows of the tiles of a cluster
   static constexpr int band_columns = Config::columns * Shape::x_shares;  // and their columns
   static_assert(Shape::ranges == 1 || !Batch::several, "ranges of K of one product");
+  static_assert(!Shape::x_transposed || !Batch::grouped, "groups of rows begin anywhere in a line of x");
 
   const TensorMap& x;
   const Region (&regions)[Config::regions];
@@ -266,8 +281,8 @@ struct DenseKernel {
     for (int i = 0; i < Shape::x_shares; ++i) beside |= 1 << (down + i * Shape::weight_shares);
     const uint16_t below = ((1 << Shape::weight_shares) - 1) << (across * Shape::weight_shares);
     const Region region = region_of(regions, tile.region);
-    constexpr int x_share = Shape::rows / Shape::x_shares;  // rows of a copy
-    const int copied = Config::trimmed ? smaller(rows, x_share) : x_share;
+    constexpr int x_share = Shape::rows / Shape::x_shares;  // rows of x that a block copies
+    const int copied = Config::trimmed && !Shape::x_transposed ? smaller(rows, x_share) : x_share;
     const int bytes = copied * Shape::x_shares * 128 + Shape::copied_weight_bytes * contractions;
     const bool x_shared = Shape::x_shares > 1 && !alone, weight_shared = Shape::weight_shares > 1 && !alone;
 #pragma unroll 1
@@ -275,15 +290,17 @@ struct DenseKernel {
       const int stage = ring.stage;
       barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
       barrier_arrive_expect(full(stage), bytes);
+      constexpr int x_box = Shape::x_transposed ? 64 : x_share;  // rows of x of a copy
 #pragma unroll
-      for (int i = 0; i < Shape::x_shares; ++i) {
-        if (x_shared && i != across) continue;
-        const uint32_t to = x_at(stage) + i * (x_share * 128);
-        const int from = tile.row + i * x_share;
+      for (int i = 0; i < Shape::rows / x_box; ++i) {
+        if (x_shared && i * x_box / x_share != across) continue;
+        const uint32_t to = x_at(stage) + i * (x_box * 128);
+        const int row = tile.row + i * x_box, k = chunk * Shape::depth;
+        const int column = Shape::x_transposed ? row : k, line = Shape::x_transposed ? k : row;
         if constexpr (Batch::several && !Batch::grouped) {
-          copy_of_matrix(to, x, chunk * Shape::depth, from, full(stage), beside, x_shared, matrix, batch.x);
+          copy_of_matrix(to, x, column, line, full(stage), beside, x_shared, matrix, batch.x);
         } else {
-          copy(to, x, chunk * Shape::depth, from, full(stage), beside, x_shared);
+          copy(to, x, column, line, full(stage), beside, x_shared);
         }
       }
 #pragma unroll
@@ -364,7 +381,9 @@ struct DenseKernel {
 
   // Starts the products of a stage. `add`: whether they are added to what `acc` has, else the first of them are not.
   JITGEN_DEVICE void multiply(Products& acc, int stage, int down, int across, bool add) const {
-    const uint64_t a = descriptor_k_major(x_at(stage) + down * (Shape::group_rows * 128));
+    constexpr bool left = Shape::x_transposed;
+    const uint32_t x_rows = x_at(stage) + down * (Shape::group_rows * 128);
+    const uint64_t a = left ? descriptor_transposed(x_rows, 8192) : descriptor_k_major(x_rows);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -373,12 +392,14 @@ struct DenseKernel {
         const uint32_t at = weight_at(stage, c) + across * (Shape::width * 128);
 #pragma unroll
         for (int b = 0; b < blocks; ++b) {
-          const uint64_t of_block = a + b * (8192 / 16) + step * 2;
+          const uint64_t of_block = a + b * (8192 / 16) + step * (left ? 128 : 2);
+          const uint64_t weight =
+              Config::transposed ? descriptor_transposed(at, 8192) + step * 128 : descriptor_k_major(at) + step * 2;
           const int adds = add || step > 0;
-          if constexpr (Config::transposed) {
-            Multiply::template shared<1>(acc[c][b], of_block, descriptor_transposed(at, 8192) + step * 128, adds);
+          if constexpr (left) {
+            Multiply::template shared<Config::transposed, 1>(acc[c][b], of_block, weight, adds);
           } else {
-            Multiply::template shared<0>(acc[c][b], of_block, descriptor_k_major(at) + step * 2, adds);
+            Multiply::template shared<Config::transposed>(acc[c][b], of_block, weight, adds);
           }
         }
       }

@@ -1,0 +1,149 @@
+"""Decides in which order an activation lies whose rows are neighbours in memory, as in a gradient ``dy.T @ x``.
+
+Products on a CPU read either order as fast. On Hopper tensor maps describe, and ``wgmma`` reads, an activation of 16
+bits along K, its own order, and along M, if the lines of that order begin at multiples of 16 bytes. Other kernels of a
+GPU read it faster along K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jitgen.device import Device
+from jitgen.families.family import Partition, Question
+from jitgen.ir.graph import Node, topological
+from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, PRODUCTS, VIEW
+from jitgen.ir.program import Decision
+from jitgen.ir.views import is_transposed
+from jitgen.kernel.operands import ACCESS_BYTES, item_size
+from jitgen.schedule.cost import Effort
+
+SLOWER = 0.5
+"""What products without tensor maps take longer than those with them, as a share of the time of these: ``mma.sync``
+reaches 0.55 of the rate of grouped products by ``wgmma`` on an H100."""
+STREAMED_ROWS = 16
+"""Rows of an activation up to which products read it without tensor maps."""
+
+
+@dataclass(frozen=True)
+class Order(Question):
+    """Asks whether a computed activation is stored along M, as what it is computed from lies.
+
+    Attributes:
+        rows, length: M and K of the product.
+        dtype: of the activation.
+    """
+
+    placements = ("stored along M", "stored along K")
+    rows: Any
+    length: Any
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"transposed activation [{self.rows}, {self.length}]"
+
+    def decide(self, device: Device) -> Decision:
+        if not self.rows > STREAMED_ROWS:
+            return Decision(False, "products of few rows read it along K")
+        is_mapped = self.rows * item_size(self.dtype) % ACCESS_BYTES == 0
+        return Decision(is_mapped, f"its lines are {'' if is_mapped else 'no '}multiples of {ACCESS_BYTES} bytes")
+
+
+@dataclass(frozen=True)
+class Transposed(Question):
+    """Asks whether an activation in memory that lies along M is copied, where tensor maps do not describe it: products
+    without them (the ``dense`` mainloop) are slower.
+
+    Attributes:
+        rows, columns, length: M, N and K of the product.
+        dtype: of the activation.
+    """
+
+    placements = ("copied before its product", "read as it lies")
+    rows: Any
+    columns: Any
+    length: Any
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"transposed activation [{self.rows}, {self.length}] of {self.columns} columns"
+
+    def decide(self, device: Device) -> Decision:
+        size = item_size(self.dtype)
+        if self.rows * size % ACCESS_BYTES == 0:
+            return Decision(False, f"its lines are multiples of {ACCESS_BYTES} bytes")
+        copied = Effort(moved=2 * self.rows * self.length * size, launches=1).microseconds(device)
+        product = Effort(products=2 * self.rows * self.columns * self.length, dtype=self.dtype).microseconds(device)
+        words = f"{copied:.3g} us to copy it, {SLOWER * product:.3g} us more to multiply it as it lies"
+        return Decision(self.rows > STREAMED_ROWS and copied < SLOWER * product, words)
+
+
+def is_copied(product: Node, partition: Partition) -> bool:
+    """Returns whether the activation of ``product``, a tensor, is copied because it is transposed."""
+    x, (*_, rows, columns) = product.inputs[0], product.shape
+    if product.kind is not CONTRACT or not _is_mapped(x.dtype, partition.device) or not is_transposed(x):
+        return False
+    return partition.decide("gemm", Transposed(rows, columns, x.shape[-1], x.dtype)).fused
+
+
+def is_stored_along_rows(x: Node, partition: Partition) -> bool:
+    """Returns whether the computed activation ``x`` (..., M, K) of a product of dense operands may be stored along
+    M."""
+    if not partition.device.is_gpu:
+        return True
+    if not _is_mapped(x.dtype, partition.device):
+        return False
+    *_, rows, length = x.shape
+    return partition.decide("gemm", Order(rows, length, x.dtype)).fused
+
+
+def _is_mapped(dtype: str, device: Device) -> bool:
+    """Returns whether products of ``device`` read an activation of ``dtype`` by tensor maps along M."""
+    is_hopper = device.dialect == "cuda" and not device.uses_cutlass and device.target.has_warpgroup_products
+    return is_hopper and dtype in ("float16", "bfloat16")
+
+
+def activation_in_its_order(product: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node:
+    """Materialises the computed activation of ``product`` in its order, where kernels read either."""
+    x, weight = product.inputs[:2]
+    is_dense = product.kind is CONTRACT and weight.under_views.kind is not DEQUANTIZE
+    if partition.device.is_gpu and not (is_dense and _lies_across(x, partition) and is_stored_along_rows(x, partition)):
+        return materialize(x)
+    return in_its_order(x, partition, materialize)
+
+
+def in_its_order(node: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node:
+    """Materialises the computed operand ``node`` (..., rows or columns, k) in the order of what it is computed from:
+    transposed if most of that is so.
+
+    Products on a CPU, and of 16-bit weights, read either order as fast, and a value that another product reads
+    untransposed is computed once.
+    """
+    if (partition.device.is_gpu and item_size(node.dtype) != 2) or not _lies_across(node, partition):
+        return materialize(node)
+    last = len(node.shape) - 1
+    swap = "permute", (*range(last - 1), last, last - 1)
+    crossed = (*node.shape[:-2], node.shape[last], node.shape[last - 1])
+    return partition.mover.move(materialize(partition.mover.move(node, swap, crossed)), swap, node.shape)
+
+
+def _lies_across(node: Node, partition: Partition) -> bool:
+    """Returns whether most of what ``node`` is computed from has its last dimension but one innermost in memory. Where
+    no strides describe a view, because it joins dimensions, it is innermost as far as that of its tensor is."""
+    last = len(node.shape) - 1
+    if last < 1:
+        return False
+    leaves = [
+        leaf for leaf in topological([node], leaves={VIEW}) if leaf.under_views.kind in PRODUCTS or leaf.is_in_memory
+    ]
+    across = along = 0
+    for leaf in leaves:
+        if len(leaf.shape) != len(node.shape):
+            continue
+        if (memory := partition.memory.strides(leaf)) is None:
+            across, along = across + is_transposed(leaf), along + (not is_transposed(leaf))
+        elif 0 not in memory.strides[-2:]:
+            across, along = across + (memory.strides[last - 1] == 1), along + (memory.strides[last] == 1)
+    return across > along
