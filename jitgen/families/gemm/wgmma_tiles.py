@@ -410,14 +410,13 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
     """Returns ``tiles`` with as many splits as a cluster may have, if partial sums fit where the stages are."""
     contractions = weights.contractions
     stages = tiles.stages * (tiles.block_m + tiles.block_n * contractions) * CHUNK_BYTES
-    pitch = tiles.block_n + (4 if tiles.swapped else 8)
-    sums = contractions * tiles.block_m * pitch * 4
+    sums = contractions * tiles.block_m * (tiles.block_n + 8) * 4
     # Wide tiles of three warpgroups, and those whose sums are promoted, have no registers to exchange them. With narrow
     # tiles of 16 bits of which a multiprocessor has several, other ones were always faster.
     wide = weights.promoted and tiles.columns * contractions // tiles.across > WIDEST_PROMOTED
     wide = wide or (tiles.down == 3 and tiles.columns * contractions > 160)
-    wide = wide or tiles.swapped or tiles.cluster > 2  # these were timed with a tile for each block
-    if sums > stages or tiles.pingpong or wide or (tiles.resident > 1 and weights.item == 2):
+    whole = tiles.swapped or tiles.pingpong or tiles.cluster > 2  # a tile of these is of one block
+    if sums > stages or whole or wide or (tiles.resident > 1 and weights.item == 2):
         return tiles
     splits = tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters)
     return replace(tiles, cluster_k_splits=splits)

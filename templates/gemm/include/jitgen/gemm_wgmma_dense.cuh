@@ -41,7 +41,8 @@
 //     // The next three may be left out together:
 //     static constexpr bool swapped = false;  // whether x and the weight change places: the rows of a tile are then those
 //                                             // of the weight and its columns those of x, so that a tile has any of
-//                                             // wgmma's n's of x's rows. Of one region, contraction and matrix
+//                                             // wgmma's n's of x's rows. Of one region, contraction and matrix, and
+                                             // with most_splits = 1
 //     static constexpr int blocks = 1;        // blocks of 64 rows of a warpgroup; 1 with pingpong
 //     static constexpr int other_multicast = 1;  // blocks that share the tile of the other operand: with it a cluster is a
 //                                             // rectangle of blocks, and no blocks split K
@@ -183,14 +184,13 @@ struct DenseShape {
   static constexpr int barriers_at = staging_at + staging_bytes;
   static constexpr int bytes = barriers_at + Config::stages * 16;
 
-  // Where K is split, the partial sums, [contractions][rows][columns] or swapped [columns][rows], overwrite the stages.
-  static constexpr int sum_pitch = swapped ? rows + 4 : Config::columns + 8;
-  static_assert(Config::most_splits == 1 ||
-                    Config::contractions * (swapped ? Config::columns : rows) * sum_pitch * 4 <= staging_at,
+  // Where K is split, the partial sums, [contractions][rows][columns], overwrite the stages.
+  static constexpr int sum_pitch = Config::columns + 8;
+  static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
   static_assert(!swapped || (Config::contractions == 1 && Config::regions == 1 && !Config::transposed &&
-                                     Config::run == 8),
-                "one product is swapped");
+                                     Config::run == 8 && Config::most_splits == 1),
+                "one product is swapped, and its blocks do not split K");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
   static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
@@ -555,19 +555,20 @@ struct DenseKernel {
   static JITGEN_DEVICE void spread_swapped(int wanted, Sum* staging, const Sums& acc) {
     constexpr int chunk = Shape::chunk, turns = Shape::width / chunk;
     if constexpr (turn < blocks * turns) {
-      if (wanted == turn) spread_columns<turn % turns * chunk, chunk, Shape::pitch, true>(staging, acc[0][turn / turns]);
+      if (wanted == turn) spread_columns<turn % turns * chunk>(staging, acc[0][turn / turns]);
       spread_swapped<turn + 1>(wanted, staging, acc);
     }
   }
-  // Writes the sums of `count` columns of a tile from `first` on to [column][row] at `to`: this lane's of 64 rows.
-  // `halved`: the halves of each run of eight are swapped in the last 32 rows, so that 16-byte reads of neighbouring runs
-  // are in different banks.
-  template <int first, int count, int pitch, bool halved>
+  // Writes the sums of a chunk of a tile's columns from `first` on to [column][row] at `to`: this lane's of 64 rows. The
+  // halves of each run of eight are swapped in the last 32 rows, so that 16-byte reads of neighbouring runs are in
+  // different banks.
+  template <int first>
   static JITGEN_DEVICE void spread_columns(Sum* to, const Sum (&acc)[Shape::width / 2]) {
+    constexpr int pitch = Shape::pitch;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    Sum* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ (halved ? warp / 2 * 4 : 0));
+    Sum* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ warp / 2 * 4);
 #pragma unroll
-    for (int i = 0; i < count / 8; ++i) {
+    for (int i = 0; i < Shape::chunk / 8; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j];
     }
@@ -652,15 +653,6 @@ struct DenseKernel {
     const int column = warpgroup / Config::down * Shape::width + lane % 4 * 2;
     Sum* const corner = reinterpret_cast<Sum*>(memory) + row * pitch + column;
     group_barrier<Shape::consumers>(1, "end of the stages");  // the stages are not read any more
-    if constexpr (Shape::swapped) {
-      Sum* const to = reinterpret_cast<Sum*>(memory) + warpgroup / Config::down * Shape::width * pitch;
-#pragma unroll
-      for (int b = 0; b < blocks; ++b) {
-        const int first = warpgroup % Config::down * Shape::group_rows + b * 64;
-        spread_columns<0, Shape::width, pitch, false>(to + first, acc[0][b]);
-      }
-      return;
-    }
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
 #pragma unroll
@@ -677,11 +669,8 @@ struct DenseKernel {
   }
   template <class Own>
   JITGEN_DEVICE void finish_split(const Own& epilogue, const TilePlace& tile, int columns) const {
-    constexpr bool swapped = Shape::swapped;
-    constexpr int pitch = Shape::sum_pitch, width = (swapped ? Shape::rows : Config::columns) / 8;
-    const int height = swapped ? smaller(columns - tile.column, Config::columns) : smaller(rows - tile.row, Shape::rows);
-    const int runs = height * width;  // runs of 8 columns of the result
-    const int below = swapped ? tile.column : tile.row, along = swapped ? tile.row : tile.column;
+    constexpr int pitch = Shape::sum_pitch, width = Config::columns / 8;
+    const int runs = smaller(rows - tile.row, Shape::rows) * width;  // runs of 8 columns of the result
     const int last = runs * (rank + 1) / splits;
 #pragma unroll 1
     for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
@@ -691,9 +680,9 @@ struct DenseKernel {
       for (int c = 0; c < contractions; ++c) {
         add_of_cluster<Config::most_splits>(sums[c], base + ((c * Shape::rows + m) * pitch + n) * 4, splits);
       }
-      const int live = smaller(8, (swapped ? rows : columns) - along - n);
+      const int live = smaller(8, columns - tile.column - n);
       if (live <= 0) continue;
-      run_epilogue<(Config::regions > 1)>(epilogue, tile.region, below + m, along + n, sums, live);
+      run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.row + m, tile.column + n, sums, live);
     }
   }
 
