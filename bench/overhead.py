@@ -79,7 +79,7 @@ def _peers(bench: Bench, x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) ->
         pointers = [tensor.data_ptr() for tensor in (x, y, out)]
         peers["empty_like + ctypes"] = lambda: (torch.empty_like(x), empty(*pointers))
     else:
-        peers["driver launch"] = _empty_launch()
+        peers["driver launch"] = empty_launch()
         from bench.triton_add import add as triton_add
 
         peers["Triton launch"] = lambda: triton_add[(1,)](x, y, out, ELEMENTS, BLOCK=ELEMENTS)
@@ -101,7 +101,7 @@ def _empty_function() -> Callable[..., None]:
         return cpu.load(str(path), "nothing", "PPP")
 
 
-def _empty_launch() -> Callable[[], None]:
+def empty_launch() -> Callable[[], None]:
     """A launch of an empty kernel through the driver's bindings, on torch's current stream."""
     from jitgen.runtime import cuda
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 import jitgen
 from bench.measurement import made, relative_error
+from bench.overhead import empty_launch
 from bench.prebuild import compile_each, gpu_target
 from bench.records import write
 from bench.timing import host_medians, medians
@@ -326,6 +327,7 @@ def host() -> dict[str, float]:
     if hasattr(torch.cuda, "_compile_kernel"):
         peer = torch.cuda._compile_kernel(source, "add")
         calls["torch.cuda._compile_kernel"] = lambda: peer((4, 1, 1), (1024, 1, 1), (x, y, out, 4096))
+    calls["driver launch"] = empty_launch()
     calls["Triton's own dispatch"] = lambda: kernels.add[(4,)](x, y, out, 4096, BLOCK=1024)
     return {name: round(seconds * 1e6, 3) for name, seconds in host_medians(calls, "cuda").items()}
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -116,6 +116,11 @@ class JitFunction(Generic[P, R]):
     def __jitgen_function__(self) -> Callable[..., Any]:
         """Returns the original function, for a trace that meets this one (``trace/captures.py``)."""
         return self.__wrapped__
+
+    @property
+    def dispatchers(self) -> Mapping[Any, Callable[..., Any]]:
+        """Returns the dispatchers of calls without keywords, by the types of the arguments."""
+        return self._by_types
 
     @property
     def requested(self) -> tuple[str, str | None]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ import torch
 from jitgen import settings
 from jitgen.call.function import JitFunction
 from jitgen.call.opaque import followed_as
+from jitgen.call.table import Table
 from jitgen.codegen.python import PythonFunction
 from jitgen.errors import JitgenError, SharedMemoryError, TraceError, UnsupportedError
 from jitgen.runtime.overlap import is_same
 from jitgen.runtime.zones import Zones
 from jitgen.trace.kernels.c_kernel import CKernel, of_launch
+from jitgen.trace.kernels.launch import trace_in_progress
 from jitgen.trace.location import quote, user_location
 
 _LIBRARY = torch.library.Library("jitgen", "FRAGMENT")
@@ -42,27 +44,7 @@ _LIBRARY.define(
 class _Kernel(CKernel):
     """Launches a kernel outside of traces, too."""
 
-    @functools.cached_property
-    def _function(self) -> Any:
-        return self._function_of(None)
-
-    @functools.cached_property
-    def _functions(self) -> dict[tuple[int, ...], Any]:
-        """Returns the functions of launches that get one tensor several times, by the place of each argument among
-        those that differ."""
-        return {}
-
-    def _function_of(self, places: tuple[int, ...] | None) -> Any:
-        def launch(count: int, *leaves: Any) -> None:
-            sizes, arguments = leaves[:count], leaves[count:]
-            if places is not None:
-                arguments = tuple(arguments[place] for place in places)
-            self._check_strides(arguments)
-            self.traced(of_launch(sizes), arguments)
-
-        return JitFunction(launch, self.text.language, name=self.name)
-
-    def _check_strides(self, arguments: Sequence[Any]) -> None:
+    def check_strides(self, arguments: Sequence[Any]) -> None:
         """Raises UnsupportedError where a tensor is not contiguous, and the kernel is not told how it lies.
 
         A caller who passes strides passes numbers: a stride that a contiguous tensor has not must be among them. The
@@ -85,7 +67,7 @@ class _Kernel(CKernel):
                 expected *= size
 
     @functools.cached_property
-    def _updates_another(self) -> Any:
+    def updates_another(self) -> Any:
         """Returns a function of the arguments: whether a tensor that is written is also another of them."""
         parameters = self.definition.parameters
         pairs = [
@@ -96,48 +78,7 @@ class _Kernel(CKernel):
         line = f"return len(arguments) == {len(parameters)} and ({' or '.join(pairs) or False})"
         return PythonFunction("updates_another", ["arguments"], [line]).define(f"arguments of {self.name}", {})
 
-    def _call(self, flat: Sequence[Any], arguments: Sequence[Any]) -> None:
-        """Calls the function of a launch; one that gets a tensor several times updates it in place."""
-        if not self._updates_another(arguments):
-            try:
-                self._function(len(flat), *flat, *arguments)
-                return
-            except SharedMemoryError:  # before it launches
-                arguments = _as_objects(arguments)
-                if not self._updates_another(arguments):
-                    raise
-        own: dict[int, int] = {}
-        distinct: list[Any] = []
-        places = []
-        for argument in arguments:
-            place = own.get(id(argument)) if isinstance(argument, torch.Tensor) else None
-            if place is None:
-                place = own[id(argument)] = len(distinct)
-                distinct.append(argument)
-            places.append(place)
-        if tuple(places) not in self._functions:
-            self._functions[tuple(places)] = self._function_of(tuple(places))
-        self._functions[tuple(places)](len(flat), *flat, *distinct)
-
-    def _launch(self, sizes: Sequence[Any], arguments: Sequence[Any]) -> None:
-        """Launches it on ``arguments``.
-
-        Args:
-            sizes: of a kernel in CUDA C++ the grid, the block and the bytes of shared memory, each a number or a tuple.
-        """
-        if self.traced(sizes, arguments):
-            return
-        flat = _flat(sizes)
-        try:
-            if self._is_guarded:
-                self._launch_guarded(flat, arguments)
-            else:
-                self._call(flat, arguments)
-        except JitgenError:
-            self._check_devices(arguments)
-            raise
-
-    def _check_devices(self, arguments: Sequence[Any]) -> None:
+    def check_devices(self, arguments: Sequence[Any]) -> None:
         """Raises UnsupportedError where a tensor is not on a device of the kernel's language."""
         kind = "cuda" if self.text.language == "cuda" else "cpu"
         for parameter, argument in zip(self.definition.parameters, arguments, strict=False):
@@ -148,25 +89,9 @@ class _Kernel(CKernel):
                 ) from None
 
     @functools.cached_property
-    def _is_guarded(self) -> bool:
+    def is_guarded(self) -> bool:
         """Returns whether launches are looked at, as ``JITGEN_DEBUG`` asks at the first one."""
         return bool(settings.get("JITGEN_DEBUG") >= settings.BOUNDED_WAITS)
-
-    def _launch_guarded(self, flat: Sequence[Any], arguments: Sequence[Any]) -> None:
-        """Launches it on copies of what it writes, with zones around them that are looked at afterwards."""
-        arguments = _as_objects(arguments)
-        written = {id(tensor): tensor for tensor in self.divided(arguments)[0]}
-        zones = {device: Zones(device) for device in {tensor.device for tensor in written.values()}}
-        copies = {
-            key: zones[tensor.device].empty(tensor.shape, tensor.stride(), tensor.dtype).copy_(tensor)
-            for key, tensor in written.items()
-        }
-        self._call(flat, [copies.get(id(argument), argument) for argument in arguments])
-        for own in zones.values():
-            own.check(f"{self.name} ({self.where()})")
-        for key, tensor in written.items():
-            tensor.copy_(copies[key])
-
 
 def _as_objects(arguments: Sequence[Any]) -> list[Any]:
     """Returns ``arguments`` with one object for tensors that are the same elements, such as two views ``x[1:]``."""
@@ -181,7 +106,11 @@ def _as_objects(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _flat(sizes: Sequence[Any]) -> list[Any]:
-    """Returns the sizes of a launch in CUDA C++ as seven numbers; none of one in C++."""
+    """Returns the sizes of a launch in CUDA C++ as seven numbers; none of one in C++.
+
+    Raises:
+        TraceError: the grid or the block has no size, or more than three.
+    """
     if not sizes:
         return []
     grid, block, shared = sizes
@@ -205,11 +134,19 @@ class CppKernel(_Kernel):
 
     @followed_as(lambda kernel, *arguments: _by_operator(kernel, (), arguments))
     def __call__(self, *arguments: Any) -> None:
-        self._launch((), arguments)
+        self._configured(*arguments)
+
+    @functools.cached_property
+    def _configured(self) -> ConfiguredKernel:
+        return ConfiguredKernel(self, ())
+
+    def configured(self, sizes: tuple[Any, ...]) -> ConfiguredKernel:
+        """Returns the kernel with the sizes of a launch, of which it has none."""
+        return self._configured
 
     def lower(self, *arguments: Any, target: str | None = None) -> Any:
         """Lowers a call, with tensors or specs: see ``JitFunction.lower``."""
-        return self._function.lower(0, *arguments, target=target)
+        return self._configured.lower(*arguments, target=target)
 
 
 class CudaKernel(_Kernel):
@@ -219,7 +156,31 @@ class CudaKernel(_Kernel):
     shared_mem=..., stream=...)`` is the same launch, as ``cupy.RawKernel`` and ``torch.cuda._compile_kernel`` spell it.
     """
 
+    @functools.cached_property
+    def _known(self) -> Table[Any, ConfiguredKernel]:
+        """Returns the kernel with the sizes of launches that there were, by these."""
+        return Table()
+
+    @followed_as(lambda kernel, sizes: kernel.configured(sizes))
     def __getitem__(self, sizes: Any) -> ConfiguredKernel:
+        if trace_in_progress.get() is not None:  # sizes may be symbolic
+            return self.configured(sizes)
+        try:
+            return self._known[sizes]
+        except TypeError:  # one is a list
+            return self.configured(sizes)
+        except KeyError:
+            made = self.configured(sizes)
+            if all(type(size) is int for size in _flat(made.sizes)):  # 1.0 and True are equal to 1
+                self._known.put(sizes, made)
+            return made
+
+    def configured(self, sizes: Any) -> ConfiguredKernel:
+        """Returns the kernel with the sizes of a launch: the grid, the block and, if there are, bytes of shared memory.
+
+        Raises:
+            TraceError: it is launched otherwise.
+        """
         if not isinstance(sizes, tuple) or not 2 <= len(sizes) <= 3:
             raise TraceError(
                 f"{self.name} is launched as kernel[grid, block](...) or kernel[grid, block, shared_bytes](...); "
@@ -233,28 +194,118 @@ class CudaKernel(_Kernel):
         self[grid, block, shared_mem](*args, stream=stream)
 
 
-def _configured(kernel: ConfiguredKernel, *arguments: Any, stream: Any = None) -> None:
+def _follow(kernel: ConfiguredKernel, *arguments: Any, stream: Any = None) -> None:
     """Launches ``kernel`` as Dynamo follows it."""
     with nullcontext() if stream is None else torch.cuda.stream(stream):
         _by_operator(kernel.kernel, kernel.sizes, arguments)
 
 
 class ConfiguredKernel:
-    """Represents a kernel with the sizes of a launch."""
+    """Represents a kernel with the sizes of a launch.
 
-    def __init__(self, kernel: CudaKernel, sizes: tuple[Any, ...]) -> None:
+    By itself, a launch is a decorated function of its arguments alone, so that a warm one is a look-up of their types
+    and then the dispatcher of that function.
+    """
+
+    __slots__ = ("_by_types", "_functions", "kernel", "sizes")
+
+    def __init__(self, kernel: _Kernel, sizes: tuple[Any, ...]) -> None:
         self.kernel, self.sizes = kernel, sizes
+        self._functions: dict[tuple[int, ...] | None, Any] = {}
+        self._by_types: Mapping[tuple[type, ...], Any] = {}
 
-    @followed_as(_configured)
+    @followed_as(_follow)
     def __call__(self, *arguments: Any, stream: Any = None) -> None:
         """Launches the kernel on torch's current stream, or on ``stream``, one of torch's."""
-        with nullcontext() if stream is None else torch.cuda.stream(stream):
-            self.kernel._launch(self.sizes, arguments)
+        if stream is not None:
+            with torch.cuda.stream(stream):
+                return self(*arguments)
+        dispatcher = self._by_types.get(tuple(map(type, arguments)))
+        if dispatcher is None or trace_in_progress.get() is not None or self.kernel.updates_another(arguments):
+            return self._launch(arguments)
+        try:
+            dispatcher(*arguments)
+        except SharedMemoryError:  # before it launches
+            self._launch(arguments)
+        except JitgenError:
+            self.kernel.check_devices(arguments)
+            raise
 
     def lower(self, *arguments: Any, target: str | None = None) -> Any:
         """Lowers a launch, with tensors or specs: see ``JitFunction.lower``."""
-        flat = _flat(self.sizes)
-        return self.kernel._function.lower(len(flat), *flat, *arguments, target=target)
+        return self._function_of(None).lower(*arguments, target=target)
+
+    def _function_of(self, places: tuple[int, ...] | None) -> Any:
+        """Returns the function of launches.
+
+        Args:
+            places: where a tensor is given several times, the place of each argument among those that differ.
+        """
+        known = self._functions.get(places)
+        if known is not None:
+            return known
+        kernel, sizes = self.kernel, of_launch(_flat(self.sizes))
+
+        def launch(*arguments: Any) -> None:
+            if places is not None:
+                arguments = tuple(arguments[place] for place in places)
+            kernel.check_strides(arguments)
+            kernel.traced(sizes, arguments)
+
+        made = self._functions[places] = JitFunction(launch, kernel.text.language, name=kernel.name)
+        return made
+
+    def _launch(self, arguments: Sequence[Any]) -> None:
+        """Launches the kernel on ``arguments`` with all checks."""
+        kernel = self.kernel
+        if kernel.traced(self.sizes, arguments):
+            return
+        try:
+            if kernel.is_guarded:
+                self._launch_guarded(arguments)
+            else:
+                self._call(arguments)
+                self._by_types = self._function_of(None).dispatchers
+        except JitgenError:
+            kernel.check_devices(arguments)
+            raise
+
+    def _call(self, arguments: Sequence[Any]) -> None:
+        """Calls the function of a launch; one that gets a tensor several times updates it in place."""
+        updates_another = self.kernel.updates_another
+        if not updates_another(arguments):
+            try:
+                self._function_of(None)(*arguments)
+                return
+            except SharedMemoryError:  # before it launches
+                arguments = _as_objects(arguments)
+                if not updates_another(arguments):
+                    raise
+        own: dict[int, int] = {}
+        distinct: list[Any] = []
+        places = []
+        for argument in arguments:
+            place = own.get(id(argument)) if isinstance(argument, torch.Tensor) else None
+            if place is None:
+                place = own[id(argument)] = len(distinct)
+                distinct.append(argument)
+            places.append(place)
+        self._function_of(tuple(places))(*distinct)
+
+    def _launch_guarded(self, arguments: Sequence[Any]) -> None:
+        """Launches it on copies of what it writes, with zones around them that are looked at afterwards."""
+        kernel, arguments = self.kernel, _as_objects(arguments)
+        written = {id(tensor): tensor for tensor in kernel.divided(arguments)[0]}
+        zones = {device: Zones(device) for device in {tensor.device for tensor in written.values()}}
+        copies = {
+            key: zones[tensor.device].empty(tensor.shape, tensor.stride(), tensor.dtype).copy_(tensor)
+            for key, tensor in written.items()
+        }
+        self._call([copies.get(id(argument), argument) for argument in arguments])
+        for own in zones.values():
+            own.check(f"{kernel.name} ({kernel.where()})")
+        for key, tensor in written.items():
+            tensor.copy_(copies[key])
 
 
 def cuda_kernel(
@@ -307,7 +358,7 @@ def _run(
 ) -> None:
     own = _kernel(kernel)
     with torch.no_grad():
-        own._launch(of_launch(sizes), own.joined(written, read, integers, floats))
+        own.configured(of_launch(sizes))(*own.joined(written, read, integers, floats))
 
 
 def _changes_alone(*arguments: Any) -> None:

@@ -21,6 +21,7 @@ from jitgen.call.outputs import (
 from jitgen.call.plan_text import MISSING, PlanFacts, exact
 from jitgen.call.resolver import Resolver, after_capture
 from jitgen.call.signature import Call, check, is_object
+from jitgen.call.specialization import guarded
 from jitgen.call.table import LaunchTable
 from jitgen.errors import UnsupportedError
 from jitgen.runtime import inference
@@ -186,9 +187,9 @@ class LaunchPlan:
 
     def _writes_results(self) -> bool:
         """Returns whether kernels can write to ``out=``, which they cannot if a call has further results that the
-        function keeps."""
+        function keeps, or if zones around its results are checked."""
         bound = self._bound_launch
-        if bound.specialization.traced.changes is not None:
+        if bound.specialization.traced.changes is not None or any(map(guarded, bound.lowered.program.kernels)):
             return False
         return described_results(self._resolver.name, bound.lowered) is not None
 

@@ -162,7 +162,7 @@ class Specialization:
             results=tuple(updated.get(i, a) for i, a in enumerate(allocations[first_result:])),
             steps=tuple(self._steps(lowered, kernels, environment, device)),
             returns=tuple(self._returns(lowered)),
-            rebuild=rebuild,
+            rebuild=None if rebuild is _nothing else rebuild,
             values=tuple(_text(expr, environment) for expr in computed),
             drawn=offsets_drawn(scalar for kernel in program.kernels for scalar, _ in kernel.scalars),
             caller_outputs=caller_outputs,
@@ -269,7 +269,7 @@ class Specialization:
             if kind not in make:
                 raise UnsupportedError(f"kernels for {lowered.route.target} can be compiled here but not run")
             step = make[kind](lowered, number, built, scalars, formats, device)
-            yield replace(step, guarded=_guarded(built.kernel))
+            yield replace(step, guarded=guarded(built.kernel))
 
     def _cpu_step(
         self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any
@@ -399,7 +399,7 @@ def _nothing(tensors: Sequence[torch.Tensor]) -> None:
     """Returns what a function returns that only changes its arguments."""
 
 
-def _guarded(kernel: Kernel) -> str:
+def guarded(kernel: Kernel) -> str:
     """Returns the name of a kernel whose zones are checked: one that a user wrote, in a debugging process."""
     launched = kernel.bodies[0].instructions[:1]
     if not launched or launched[0].op != "launch" or settings.get("JITGEN_DEBUG") < settings.BOUNDED_WAITS:

@@ -15,12 +15,12 @@ ones. For two tensors on a GPU and a number, the dispatcher reads::
             return state.inline(arg0, arg1, arg2)
         same_layout, launch, current, known0, known1 = state.last
         if same_layout(arg0, arg1) and forward_ad._current_level < 0 and address0 and ... and address1 & 15 == known1:
-            if current is None:
-                return launch(arg0, arg1, address0, address1, arg2)
-            captured = current()
-            if captured is not None:
+            captured = () if current is None else current()
+            if captured:
                 captured_addresses = [*map(data_ptr, captured)]
                 return launch(arg0, arg1, *captured, address0, address1, *captured_addresses, arg2)
+            elif captured is not None:
+                return launch(arg0, arg1, address0, address1, arg2)
         return state.cold(...)
 
 and the plan::
@@ -106,8 +106,7 @@ def launch_if_same(
     out: Sequence[str] = (),
     captured_condition: str = "",
 ) -> list[str]:
-    """Returns the lines that compare the arguments with those of the last call, and launch if they are alike. then
-    launch".
+    """Returns the lines that compare the arguments with those of the last call, and launch if they are alike.
 
     Args:
         remembered: the expression of what the last call left: a tuple of its layout check, its launcher, what must be
@@ -133,9 +132,9 @@ def launch_if_same(
     # A mode would not see the launch (observers.py).
     same = " and ".join([*first, *conditions, "not modes()", "not is_recording()"])
     then = [
-        *block("if current is None:", launch(arguments.launched)),
-        "captured = current()",
-        *block("if captured is not None:", ["captured_addresses = [*map(data_ptr, captured)]", *launch_captured]),
+        "captured = () if current is None else current()",
+        *block("if captured:", ["captured_addresses = [*map(data_ptr, captured)]", *launch_captured]),
+        *block("elif captured is not None:", launch(arguments.launched)),
     ]
     names = ["same_layout", "launch", "current", *names]
     return [f"{', '.join(names)} = {remembered}", *block(f"if {same}:", then)]

@@ -1,7 +1,8 @@
-"""Takes the copies out of a program by which a user's kernel updates an argument: it does so in the argument itself.
+"""Takes the copies out of a program that has launches of users' kernels: what they write is an argument or a result.
 
 A launch gets its tensors in temporaries, of which those that had values before are copies, and the new value of an
-argument is copied back. Where nothing reads what the argument was once the kernel has begun, it gets the argument.
+argument is copied back. Where nothing reads what the argument was once the kernel has begun, it gets the argument. A
+temporary that the function returns is a result, so that it may be the caller's ``out=``.
 
 Neighbour: ``families/partition.py`` makes the program.
 """
@@ -21,15 +22,53 @@ _AWAY = ("launch", "scatter", "contract", "reduce", "scan", "sort", "state", "me
 
 
 def without_copies(program: Program, memory: CallMemory) -> Program:
-    """Returns ``program`` with launches that update arguments in place."""
-    if not any(_launches(body) for kernel in program.kernels for body in kernel.bodies):
+    """Returns ``program`` with launches that update arguments in place, and whose returned tensors are results."""
+    if not any(launches(body) for kernel in program.kernels for body in kernel.bodies):
         return program
     position = 0
     while position < len(program.mutated):
         changed = _in_place(program, *program.mutated[position], memory)
         position += changed is program
         program = changed
-    return program
+    return _with_results(program)
+
+
+def _with_results(program: Program) -> Program:
+    """Returns ``program`` with the temporaries that launches write and the function returns as results. They come in
+    the order in which they are returned, and have to be row-major."""
+    first, end = len(program.inputs), len(program.inputs) + len(program.temporaries)
+    written = {buffer for kernel in program.kernels for body in kernel.bodies if launches(body) for buffer in _written(body)}
+    returned = [output.input if isinstance(output, Alias) else end + output for output in program.outputs]
+    viewed = {output.input for output in program.outputs if isinstance(output, Alias) and output.movements}
+    moved = {buffer for buffer in returned if first <= buffer < end and buffer in written} - viewed
+    if not moved:
+        return program
+    kept = [buffer for buffer in range(first, end) if buffer not in moved]
+    results = list(dict.fromkeys(buffer for buffer in returned if buffer in moved or buffer >= end))
+    results += [buffer for buffer in range(end, len(program.buffers)) if buffer not in results]
+    order = [*range(first), *kept, *results]
+    numbers = {old: new for new, old in enumerate(order)}
+    first_result = first + len(kept)
+    buffers = [replace(program.buffers[old], contiguous=old in moved or program.buffers[old].contiguous) for old in order]
+    kernels = tuple(
+        replace(kernel, bodies=tuple(_renumbered(body, numbers) for body in kernel.bodies)) for kernel in program.kernels
+    )
+    outputs = tuple(
+        replace(output, input=numbers[output.input])
+        if isinstance(output, Alias) and output.input not in moved
+        else numbers[buffer] - first_result
+        for output, buffer in zip(program.outputs, returned, strict=True)
+    )
+    mutated = tuple((number, numbers[end + position] - first_result) for number, position in program.mutated)
+    return replace(
+        program,
+        temporaries=tuple(buffers[first:first_result]),
+        results=tuple(buffers[first_result:]),
+        outputs=outputs,
+        mutated=mutated,
+        kernels=kernels,
+        general=False,  # a caller's tensor may lie otherwise
+    )
 
 
 def _in_place(program: Program, number: int, position: int, memory: CallMemory) -> Program:
@@ -44,7 +83,7 @@ def _in_place(program: Program, number: int, position: int, memory: CallMemory) 
     users = {place: body for place, body in bodies.items() if temporary in _buffers(body)}
     there = [place for place, body in users.items() if _copied_to(body, temporary) == number]
     writers = [place for place, body in users.items() if temporary in _written(body) and place not in there]
-    if len(there) != 1 or not writers or not all(_launches(bodies[place]) for place in writers):
+    if len(there) != 1 or not writers or not all(launches(bodies[place]) for place in writers):
         return program
     begin = min(writers)[0]
     early = any(place[0] < begin for place in users if place not in there) or there[0][0] >= begin
@@ -75,7 +114,8 @@ def _in_place(program: Program, number: int, position: int, memory: CallMemory) 
     return replace(program, temporaries=temporaries, outputs=outputs, kernels=tuple(kernels), general=general)
 
 
-def _launches(body: Body) -> bool:
+def launches(body: Body) -> bool:
+    """Returns whether ``body`` is the launch of a user's kernel."""
     return body.instructions[0].op == "launch"
 
 

@@ -119,7 +119,7 @@ class Partitioner:
         moved = move_views(self.graph, self.index, self.sizes, self.claims)
         moved = self._over_all(moved, lambda family: family.respell)
         moved = self._over_all(moved, lambda family: family.plan)
-        results = returned(self.graph, moved, self.memory)
+        results = returned(self.graph, moved, self.memory, self.temporaries)
         stages = self._stages(moved, results)
         aliases = stored_in_temporaries(stages.results, results, self.memory, self.temporaries)
         if aliases:
@@ -252,4 +252,6 @@ class Partitioner:
             general=self.memory.is_general and self.mover.general,
             rewrites=tuple(self.mover.fired),
         )
-        return without_copies(program, self.memory)
+        program = without_copies(program, self.memory)
+        assert not (any(self.memory.out) and program.returns_temporaries), "a result is not in the caller's out="
+        return program

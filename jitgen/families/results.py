@@ -15,7 +15,7 @@ from jitgen.families.moved import Moved
 from jitgen.families.several_views import are_disjoint
 from jitgen.families.temporaries import Temporaries
 from jitgen.ir.graph import Graph, Movement, Node
-from jitgen.ir.nodes import CAT, INPUT, VIEW
+from jitgen.ir.nodes import CAT, INPUT, LAUNCH, VIEW
 from jitgen.ir.program import Alias
 from jitgen.ir.regions import Region
 from jitgen.ir.views import Strided
@@ -67,24 +67,33 @@ class Results:
         return Results(nodes, outputs, {positions[position]: number for position, number in self.mutated.items()})
 
 
-def returned(graph: Graph, moved: Moved, memory: CallMemory) -> Results:
+def returned(graph: Graph, moved: Moved, memory: CallMemory, temporaries: Temporaries) -> Results:
     """Returns the results that the outputs of ``graph`` need. The others are aliases; a temporary is that of one of
     them, because no two outputs share the memory of a new tensor."""
     results = Results()
     updated = {id(node): number for number, node in graph.mutated}
     owners: dict[int, Node] = {}
-    for output, node in zip(graph.outputs, moved.outputs, strict=True):
+    for position, (output, node) in enumerate(zip(graph.outputs, moved.outputs, strict=True)):
         alias = _returned_alias(graph, output, node, moved.updates, memory)
         if id(output) in updated:
             alias = Alias(updated[id(output)], ())
         if alias is not None and alias.input >= len(graph.inputs):
             owner = owners.setdefault(alias.input, node)
-            alias = alias if owner is node and not any(memory.out) else None
+            is_owner = owner is node and (not any(memory.out) or _may_be_out(alias, position, memory, temporaries))
+            alias = alias if is_owner else None
         if alias is None:
             results.return_(node)
         else:
             results.outputs.append(alias)
     return results
+
+
+def _may_be_out(alias: Alias, position: int, memory: CallMemory, temporaries: Temporaries) -> bool:
+    """Returns whether the caller's tensor for output ``position`` may be the temporary that ``alias`` is: a launch
+    writes that (``copies.py``), and takes row-major tensors."""
+    is_written = LAUNCH in temporaries.values[alias.input - temporaries.first].kinds
+    out = memory.out[position] if position < len(memory.out) else None
+    return is_written and not alias.movements and (out is None or out.is_row_major)
 
 
 def _returned_alias(

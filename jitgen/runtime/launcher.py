@@ -114,7 +114,7 @@ class LaunchSpec:
         temporaries, results: allocations, numbered after the inputs; a result may instead be an input (its number).
         steps: in order.
         returns: for each output tensor a buffer's number or a ``View``.
-        rebuild: makes the return value of the list of output tensors; None for exactly one tensor.
+        rebuild: makes the return value of the list of output tensors; None for exactly one tensor, or for none.
         caller_outputs: the results that the caller allocates (``out=``), as ``o0 ...`` with their pointers ``q0 ...``.
         values: text of values computed at the call, which ``rebuild`` takes after the tensors.
         drawn: offsets that a call draws from torch's generator for its random numbers, if it makes any. ``scalars``
@@ -190,7 +190,7 @@ class _Writer:
         self._note_updates()
         outputs = [self._output(index, returned) for index, returned in enumerate(spec.returns)]
         if spec.rebuild is None:
-            self.lines.append(f"return {outputs[0]}")
+            self.lines.append(f"return {outputs[0] if outputs else None}")
         else:
             self.names["rebuild"] = spec.rebuild
             self.lines.append(f"return rebuild([{', '.join(outputs)}]{''.join(', ' + v for v in spec.values)})")

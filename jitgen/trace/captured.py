@@ -6,6 +6,7 @@ Neighbours: ``captures.py`` follows the names; ``call/bound.py`` compares what t
 from __future__ import annotations
 
 import functools
+import keyword
 import operator
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -82,6 +83,19 @@ def same_value(left: Any, right: Any) -> bool:
     return isinstance(left, (*GUARDED, frozenset)) and bool(left == right)
 
 
+class Variable:
+    """Reads a variable of ``variables``, such as a module's; ``MISSING`` if there is none of that name."""
+
+    __slots__ = ("name", "variables")
+
+    def __init__(self, variables: dict[str, Any], name: str):
+        self.variables = variables
+        self.name = name
+
+    def __call__(self) -> Any:
+        return self.variables.get(self.name, MISSING)
+
+
 class Read:
     """Reads what ``step`` makes of what ``source`` reads; ``MISSING`` if that leads nowhere."""
 
@@ -97,6 +111,17 @@ class Read:
         except Exception:  # an attribute is the user's code, which may raise anything
             return MISSING
 
+    @property
+    def text(self) -> str:
+        """Returns the step as an expression of ``value``, the source's, where it is an attribute or a member of a
+        module; else it is empty. Python evaluates that in a third of the time of a call."""
+        if isinstance(self.step, operator.attrgetter):
+            (name,) = self.step.__reduce__()[1]
+            return f"value.{name}" if name.isidentifier() and not keyword.iskeyword(name) else ""
+        if isinstance(self.step, functools.partial) and self.step.func is _member:
+            return "value.__dict__[{table!r}][{name!r}]".format(**self.step.keywords)
+        return ""
+
 
 def together(values: Sequence[Captured], others: Sequence[Captured]) -> Callable[[], list[Any] | None]:
     """Returns a function that reads all of ``values`` and ``others``, taking a step that several share once. It returns
@@ -104,36 +129,36 @@ def together(values: Sequence[Captured], others: Sequence[Captured]) -> Callable
     name leads nowhere any more, or an attribute of the user's raises something."""
     if not values and not others:
         return list
-    roots: list[Callable[[], Any]] = []
-    steps: list[tuple[Callable[[Any], Any], tuple[bool, int]]] = []
-    entered: dict[int, tuple[bool, int]] = {}
+    # Every warm call of a function with captures runs this, so it is written out, which takes less time than a loop.
+    lines: list[str] = []
+    namespace: dict[str, Any] = {"same_value": same_value}
+    entered: dict[int, str] = {}
 
-    def enter(read: Callable[[], Any]) -> tuple[bool, int]:
-        if id(read) not in entered:
-            if isinstance(read, Read):
-                steps.append((read.step, enter(read.source)))
-            else:
-                roots.append(read)
-            entered[id(read)] = isinstance(read, Read), len(steps if isinstance(read, Read) else roots) - 1
-        return entered[id(read)]
+    def enter(read: Callable[[], Any]) -> str:
+        """Returns the variable that has what ``read`` reads, and writes the line that sets it."""
+        known = entered.get(id(read))
+        if known is not None:
+            return known
+        source = enter(read.source) if isinstance(read, Read) else ""
+        number = len(entered)
+        name = entered[id(read)] = f"value{number}"
+        if isinstance(read, Variable):
+            namespace[f"variables{number}"] = read.variables
+            text = f"variables{number}[{read.name!r}]"
+        elif isinstance(read, Read) and read.text:
+            text = read.text.replace("value", source, 1)
+        else:
+            namespace[f"read{number}"] = read.step if isinstance(read, Read) else read
+            text = f"read{number}({source})"
+        lines.append(f"{name} = {text}")
+        return name
 
     wanted = [enter(captured.read) for captured in (*values, *others)]
-    # Every warm call of a function with captures runs this, so it is written out, which takes less time than a loop.
-    names = [*(f"root{number}" for number in range(len(roots))), *(f"step{number}" for number in range(len(steps)))]
-
-    def value(read: tuple[bool, int]) -> str:
-        is_step, number = read
-        return f"{names[number + len(roots) * is_step]}_"
-
-    lines = [f"{name}_ = {name}()" for name in names[: len(roots)]]
-    lines += [f"step{number}_ = step{number}({value(source)})" for number, (_, source) in enumerate(steps)]
-    for number, now in enumerate(map(value, wanted[: len(values)])):
-        lines.append(f"if {now} is not value{number} and not same_value({now}, value{number}): return None")
-    lines.append(f"return [{', '.join(map(value, wanted[len(values) :]))}]")
+    for number, (captured, now) in enumerate(zip(values, wanted, strict=False)):
+        namespace[f"traced{number}"] = captured.value
+        lines.append(f"if {now} is not traced{number} and not same_value({now}, traced{number}): return None")
+    lines.append(f"return [{', '.join(wanted[len(values) :])}]")
     lines = [*block("try:", lines), *block("except Exception:", ["return None"])]
-    namespace: dict[str, Any] = dict(zip(names, [*roots, *(step for step, _ in steps)], strict=True))
-    namespace |= {f"value{number}": captured.value for number, captured in enumerate(values)}
-    namespace["same_value"] = same_value
     read_all: Callable[[], list[Any] | None] = PythonFunction("read_all", (), lines).define("captures", namespace)
     return read_all
 
@@ -181,9 +206,7 @@ def cell(name: str, cell: types.CellType) -> Captured:
 def variable(name: str, variables: dict[str, Any]) -> Captured:
     """Captures the value of ``name`` among global variables, or among imported modules."""
 
-    def read() -> Any:
-        return variables.get(name, MISSING)
-
+    read = Variable(variables, name)
     return Captured(name, read, read())
 
 
