@@ -44,6 +44,15 @@ _LIBRARY.define(
 class _Kernel(CKernel):
     """Launches a kernel outside of traces, too."""
 
+    def configured(self, sizes: Any) -> ConfiguredKernel:
+        """Returns the kernel with the sizes of a launch: of one in CUDA C++ the grid, the block and, if there are,
+        bytes of shared memory.
+
+        Raises:
+            TraceError: these are no sizes of a launch.
+        """
+        raise NotImplementedError
+
     def check_strides(self, arguments: Sequence[Any]) -> None:
         """Raises UnsupportedError where a tensor is not contiguous, and the kernel is not told how it lies.
 
@@ -93,6 +102,7 @@ class _Kernel(CKernel):
         """Returns whether launches are looked at, as ``JITGEN_DEBUG`` asks at the first one."""
         return bool(settings.get("JITGEN_DEBUG") >= settings.BOUNDED_WAITS)
 
+
 def _as_objects(arguments: Sequence[Any]) -> list[Any]:
     """Returns ``arguments`` with one object for tensors that are the same elements, such as two views ``x[1:]``."""
     known: list[torch.Tensor] = []
@@ -140,8 +150,7 @@ class CppKernel(_Kernel):
     def _configured(self) -> ConfiguredKernel:
         return ConfiguredKernel(self, ())
 
-    def configured(self, sizes: tuple[Any, ...]) -> ConfiguredKernel:
-        """Returns the kernel with the sizes of a launch, of which it has none."""
+    def configured(self, sizes: Any) -> ConfiguredKernel:
         return self._configured
 
     def lower(self, *arguments: Any, target: str | None = None) -> Any:
@@ -176,11 +185,6 @@ class CudaKernel(_Kernel):
             return made
 
     def configured(self, sizes: Any) -> ConfiguredKernel:
-        """Returns the kernel with the sizes of a launch: the grid, the block and, if there are, bytes of shared memory.
-
-        Raises:
-            TraceError: it is launched otherwise.
-        """
         if not isinstance(sizes, tuple) or not 2 <= len(sizes) <= 3:
             raise TraceError(
                 f"{self.name} is launched as kernel[grid, block](...) or kernel[grid, block, shared_bytes](...); "

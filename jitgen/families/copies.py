@@ -34,39 +34,38 @@ def without_copies(program: Program, memory: CallMemory) -> Program:
 
 
 def _with_results(program: Program) -> Program:
-    """Returns ``program`` with the temporaries that launches write and the function returns as results. They come in
-    the order in which they are returned, and have to be row-major."""
+    """Returns ``program`` with the temporaries that launches write and the function returns as results. These come in
+    the order in which they are returned, and are row-major."""
     first, end = len(program.inputs), len(program.inputs) + len(program.temporaries)
-    written = {buffer for kernel in program.kernels for body in kernel.bodies if launches(body) for buffer in _written(body)}
+    bodies = [body for kernel in program.kernels for body in kernel.bodies if launches(body)]
     returned = [output.input if isinstance(output, Alias) else end + output for output in program.outputs]
     viewed = {output.input for output in program.outputs if isinstance(output, Alias) and output.movements}
-    moved = {buffer for buffer in returned if first <= buffer < end and buffer in written} - viewed
+    written = set[int | None]().union(*map(_written, bodies)) - viewed
+    moved = {buffer for buffer in returned if buffer in written and first <= buffer < end}
     if not moved:
         return program
     kept = [buffer for buffer in range(first, end) if buffer not in moved]
-    results = list(dict.fromkeys(buffer for buffer in returned if buffer in moved or buffer >= end))
-    results += [buffer for buffer in range(end, len(program.buffers)) if buffer not in results]
-    order = [*range(first), *kept, *results]
-    numbers = {old: new for new, old in enumerate(order)}
-    first_result = first + len(kept)
-    buffers = [replace(program.buffers[old], contiguous=old in moved or program.buffers[old].contiguous) for old in order]
-    kernels = tuple(
-        replace(kernel, bodies=tuple(_renumbered(body, numbers) for body in kernel.bodies)) for kernel in program.kernels
-    )
-    outputs = tuple(
-        replace(output, input=numbers[output.input])
-        if isinstance(output, Alias) and output.input not in moved
-        else numbers[buffer] - first_result
-        for output, buffer in zip(program.outputs, returned, strict=True)
-    )
-    mutated = tuple((number, numbers[end + position] - first_result) for number, position in program.mutated)
+    results = dict.fromkeys(buffer for buffer in returned if buffer in moved or buffer >= end)
+    results |= dict.fromkeys(range(end, len(program.buffers)))
+    numbers = {old: new for new, old in enumerate([*range(first), *kept, *results])}
+    before = first + len(kept)  # the results
     return replace(
         program,
-        temporaries=tuple(buffers[first:first_result]),
-        results=tuple(buffers[first_result:]),
-        outputs=outputs,
-        mutated=mutated,
-        kernels=kernels,
+        temporaries=tuple(program.buffers[old] for old in kept),
+        results=tuple(
+            replace(program.buffers[old], contiguous=True) if old in moved else program.buffers[old] for old in results
+        ),
+        outputs=tuple(
+            replace(output, input=numbers[output.input])
+            if isinstance(output, Alias) and output.input not in moved
+            else numbers[buffer] - before
+            for output, buffer in zip(program.outputs, returned, strict=True)
+        ),
+        mutated=tuple((number, numbers[end + position] - before) for number, position in program.mutated),
+        kernels=tuple(
+            replace(kernel, bodies=tuple(_renumbered(body, numbers) for body in kernel.bodies))
+            for kernel in program.kernels
+        ),
         general=False,  # a caller's tensor may lie otherwise
     )
 

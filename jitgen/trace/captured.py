@@ -116,7 +116,8 @@ class Read:
         """Returns the step as an expression of ``value``, the source's, where it is an attribute or a member of a
         module; else it is empty. Python evaluates that in a third of the time of a call."""
         if isinstance(self.step, operator.attrgetter):
-            (name,) = self.step.__reduce__()[1]
+            step: Any = self.step
+            (name,) = step.__reduce__()[1]
             return f"value.{name}" if name.isidentifier() and not keyword.iskeyword(name) else ""
         if isinstance(self.step, functools.partial) and self.step.func is _member:
             return "value.__dict__[{table!r}][{name!r}]".format(**self.step.keywords)
