@@ -12,7 +12,7 @@ from jitgen.balance import Balance
 from jitgen.compilers import routes
 from jitgen.errors import JitgenError
 from jitgen.families import registry
-from jitgen.ir.program import Kernel
+from jitgen.ir.program import Alias, Kernel
 from jitgen.pipeline import BuiltKernel
 from jitgen.spec import KernelSource, artifact_key
 from jitgen.store import Store
@@ -119,14 +119,14 @@ class Lowered:
         for family, question, _ in program.decisions:
             decision = registry.decision(family, question.at(lowered.environment), lowered.route.device)
             lines.append(f"  {question}: {question.placement(decision.fused)}: {decision.why}")
-        first = len(program.inputs)
+        first, returned = len(program.inputs), {o.input for o in program.outputs if isinstance(o, Alias)}
         for number, buffer in enumerate(program.temporaries, first):
             makers = [k.name for k in program.kernels if _writes(k, number)]
             readers = [k.name for k in program.kernels if _reads(k, number)]
             shape = ", ".join(map(str, buffer.shape))
             lines.append(
                 f"  temporary {buffer.dtype}[{shape}]: written by {', '.join(makers)}, "
-                + (f"read by {', '.join(readers)}" if readers else "returned")
+                + (f"read by {', '.join(readers)}" if readers else "returned" if number in returned else "read by none")
             )
         if not count:
             lines.append("  every output is an argument or a view of one: nothing is computed")

@@ -145,12 +145,22 @@ def _wrong(name: str, result: Tensor, expected: Tensor, tolerance: float = 1e-5)
     return None
 
 
+def _into(function: Any, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    """Has the plan of ``function`` write to ``out``, again and again."""
+    plan = function.bind(x, y)
+    for _ in range(3):
+        assert plan(x, y, out=out.fill_(torch.nan)) is out
+    return out
+
+
 def pointwise() -> Iterator[str | None]:
     for shape in ((37, 50), (3, 5), (1, 1), (64, 32), (0, 5)):
         x, y, bias = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])
         expected = F.gelu(x.double() * 2 + y + bias)
         yield _wrong(f"between operations {shape}", between_operations(x, y, bias), expected)
         yield _wrong(f"tuned {shape}", tuned(x, y), (x.double() + y) * 3)
+        for out in (torch.empty(shape), torch.empty(shape[::-1]).permute(*reversed(range(len(shape))))):
+            yield _wrong(f"into out {shape}", _into(tuned, x, y, out), (x.double() + y) * 3)
         if 0 not in shape:
             yield _wrong(f"heuristics {shape}", by_heuristics(x, y), x.double() + y)
 

@@ -24,6 +24,7 @@ from torch import nn
 
 import jitgen
 from jitgen.errors import TraceError
+from jitgen.trace import captured
 from tests import fresh
 
 x = torch.tensor([1.0, -2.0, 3.0])
@@ -561,3 +562,29 @@ assert compiled(torch.ones(2, 3)).shape == (3, 2)
 """
     ended = fresh.run(program)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_captured_values_are_read_by_expressions() -> None:
+    holder: Any = types.SimpleNamespace(scale=2.0, layer=torch.nn.Linear(2, 2))
+    setattr(holder, "class", "a")
+    variables = {"holder": holder}
+    root = captured.variable("holder", variables)
+    layer = captured.attribute(root, "layer")
+    values = [root, captured.attribute(root, "scale"), captured.attribute(root, "class")]
+    tensors = [captured.attribute(layer, "weight"), captured.attribute(layer, "bias")]
+    read = captured.together(values, tensors)
+    for name, other in (("scale", 3.0), ("class", "b")):
+        (weight, bias), value = read() or (None, None), getattr(holder, name)
+        assert weight is holder.layer.weight
+        assert bias is holder.layer.bias
+        setattr(holder, name, other)
+        assert read() is None
+        delattr(holder, name)
+        assert read() is None
+        setattr(holder, name, value)
+    holder.layer = torch.nn.Linear(3, 3)
+    assert [tensor.numel() for tensor in read() or ()] == [9, 3]
+    del holder.layer.bias
+    assert read() is None
+    variables.clear()
+    assert read() is None

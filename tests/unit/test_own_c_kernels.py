@@ -76,6 +76,89 @@ def test_a_call_by_itself_updates_a_tensor_that_it_gets_twice(debug: int, monkey
             kernel(x[1:], y[1:], x[:-1], size - 1)
 
 
+REVERSE = """
+extern "C" void reverse(const float* x, float* out, int n) {
+  for (int i = 0; i < n; ++i) out[i] = 2 * x[n - 1 - i];
+}
+"""
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (1, 1), (0, 3)])
+def test_a_launch_writes_to_out(shape: tuple[int, int]) -> None:
+    reverse = jitgen.cpp_kernel(REVERSE, "reverse")
+
+    def one(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        reverse(x, out, x.numel())
+        return out
+
+    def several(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first, second = torch.empty_like(x), torch.ones_like(x)
+        reverse(x, first, x.numel())
+        reverse(first, second, x.shape[0])  # not all of it
+        return first * first, second, first
+
+    x = torch.randn(shape)
+    first, second = 2 * x.flatten().flip(0).view(shape), torch.ones(shape)
+    second.view(-1)[: shape[0]] = 2 * first.flatten()[: shape[0]].flip(0)
+    for function, right in ((one, (first,)), (several, (first * first, second, first))):
+        own = jitgen.jit(function)
+        plan = own.bind(x)
+        assert "temporar" not in own.lower(x).explain().replace("0 temporaries", "")
+        for transposed in (False, False, True, False):
+            out = [torch.full(shape[::-1], float("nan")).t() if transposed else torch.empty(shape) for _ in right]
+            passed = tuple(out) if len(out) > 1 else out[0]
+            assert plan(x, out=passed) is passed
+            for got, result in zip(out, right, strict=True):
+                assert torch.equal(got, result)
+
+
+def test_a_launch_does_not_write_to_out_what_it_reads() -> None:
+    reverse = jitgen.cpp_kernel(REVERSE, "reverse")
+
+    @jitgen.jit
+    def behind(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        reverse(x, out, x.numel())
+        return out + y
+
+    for size in (5, 5, 64):
+        memory, y = torch.randn(size + 1), torch.randn(size)
+        x, beside = memory[:-1], memory[1:]
+        plan = behind.bind(x, y)
+        for out in (torch.empty(size), x, y, beside):
+            right = 2 * x.flip(0) + y
+            plan(x, y, out=out)
+            assert torch.equal(out, right)
+
+
+def test_zones_are_around_what_a_launch_writes_to_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_DEBUG", "5")
+    beyond = jitgen.cpp_kernel(REVERSE.replace("i < n", "i <= n"), "reverse")
+
+    @jitgen.jit
+    def wrong(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        beyond(x, out, x.numel())
+        return out
+
+    x = torch.randn(16)
+    with pytest.raises(jitgen.JitgenError, match="written to byte 64 of a tensor of 64 bytes"):
+        wrong.bind(x)(x, out=torch.empty(32)[:16])
+
+
+def test_sizes_of_launches_are_known_again() -> None:
+    kernel = jitgen.cuda_kernel(own_c_kernels.CUDA.replace('#include "tile.cuh"', "#define PADDING 1"), "own::add")
+    assert kernel[4, 32] is kernel[4, 32]
+    assert kernel[(4, 2), 32] is kernel[(4, 2), 32]
+    assert kernel[4, 32] is not kernel[4, 32, 64]
+    assert kernel[[4, 2], 32] is not kernel[[4, 2], 32]  # a list may change
+    assert kernel[5.0, 32] is not kernel[5, 32]
+    for sizes in (4, (4,), (4, 32, 0, 0), ((1, 1, 1, 1), 32), ((), 32)):
+        with pytest.raises(TraceError):
+            kernel[sizes]
+
+
 SCALE = """
 extern "C" void scale(const float* x, float* out, int64_t rows, int64_t columns, int64_t by_row, int64_t by_column) {
   for (int64_t i = 0; i < rows; ++i)
