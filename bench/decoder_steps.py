@@ -1,0 +1,376 @@
+"""Times steps and prompts of a decoder of Llama-3-8B's sizes with few layers, beside Inductor in the same process.
+
+    python -m bench.decoder_steps --json steps.json
+    python -m bench.decoder_steps --device cpu --small --json steps.json      # sizes of a test: whether all of it runs
+
+The decoder is plain PyTorch: an embedding, ``--layers`` blocks with a cache of 1,024 keys, a last norm, and the argmax
+of the logits of each last token. A step has one new token after 512 random keys and values; a prompt has no keys
+before it. Inductor compiles the decoder as a whole; jitgen has a function for a block and one for each end. Each case
+is a CUDA graph of the decoder and one of its ends alone, and the replays of the cases of one batch take turns: ``ms``
+and ``ends ms`` are medians of five runs, ``layer us`` their difference over the layers, ``32 layers ms`` what follows
+for a model of 32 such layers (extrapolated, not run), and ``floor ms`` the time in which a sum reads the weights and
+keys of those. ``error`` is that of one block beside float64 on dequantised weights, relative in norm; ``same tokens``
+compares what is chosen with the first route of the same weights, which may differ where two logits are near.
+
+Kernels are compiled by a process for each case before, so that they are in the stores of jitgen and Inductor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import jitgen
+from bench.measurement import made, relative_error
+
+LAYERS = 32
+"""Layers of the model that times are extrapolated to."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a decoder; ``keys``: what a cache has room for, in tokens."""
+
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    width: int = 128
+    inner: int = 14336
+    vocabulary: int = 128256
+    keys: int = 1024
+
+
+SMALL = Sizes(256, 4, 2, 64, 512, 1000, 128)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One figure: ``weights`` are ``bf16``, ``int4`` (blocks), ``all int4`` (head too) or ``fp8`` with activations."""
+
+    route: str
+    weights: str
+    batch: int
+    tokens: int = 1
+
+    @property
+    def group(self) -> tuple[int, int]:
+        return self.batch, self.tokens
+
+
+CASES = (
+    *(Case(route, "bf16", batch) for batch in (2, 1, 8) for route in ("inductor", "cuda")),
+    Case("triton", "bf16", 2),
+    *(Case("cuda", "int4", batch) for batch in (1, 2, 8)),
+    Case("cuda", "all int4", 1),
+    *(Case("inductor", "bf16", batch, tokens) for batch, tokens in ((2, 512), (1, 4096))),
+    *(Case("cuda", weights, *size) for size in ((2, 512), (1, 4096)) for weights in ("bf16", "int4", "fp8")),
+    Case("triton", "int4", 2),
+    Case("triton", "bf16", 1),
+)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
+
+
+def block_of(sizes: Sizes) -> Callable[..., Tensor]:
+    """Makes the function of a block; without a mask its attention is causal among the tokens of the call."""
+    counts = sizes.heads, sizes.kv_heads, sizes.kv_heads
+
+    def block(x, cos, sin, places, mask, first, wqkv, wo, second, gate, up, down, keys, values):
+        qkv = F.linear(F.rms_norm(x, (sizes.hidden,), first, 1e-5), wqkv)
+        q, k, v = (
+            each.unflatten(-1, (count, sizes.width)).transpose(1, 2)
+            for each, count in zip(qkv.split([count * sizes.width for count in counts], -1), counts, strict=True)
+        )
+        k = rotated(k, cos, sin)
+        keys.index_copy_(2, places, k)
+        values.index_copy_(2, places, v)
+        if mask is not None:
+            k, v = keys, values
+        mixed = F.scaled_dot_product_attention(
+            rotated(q, cos, sin), k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        x = x + F.linear(mixed.transpose(1, 2).flatten(2), wo)
+        h = F.rms_norm(x, (sizes.hidden,), second, 1e-5)
+        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    return block
+
+
+def begin(tokens, words):
+    return F.embedding(tokens, words)
+
+
+def end_of(sizes: Sizes) -> Callable[..., Tensor]:
+    def end(x, norm, head):
+        return F.linear(F.rms_norm(x[:, -1:], (sizes.hidden,), norm, 1e-5), head).argmax(-1)
+
+    return end
+
+
+class Decoder:
+    """Holds random weights, and their quantised copies once they are asked for."""
+
+    def __init__(self, sizes: Sizes, layers: int, device: str):
+        self.sizes, self.device = sizes, device
+        torch.manual_seed(0)
+        q, kv, h = sizes.heads * sizes.width, sizes.kv_heads * sizes.width, sizes.hidden
+        shapes = ((h,), (q + 2 * kv, h), (h, q), (h,), (sizes.inner, h), (sizes.inner, h), (h, sizes.inner))
+        self.layers = [[self._random(*shape) for shape in shapes] for _ in range(layers)]
+        self.words, self.norm = self._random(sizes.vocabulary, h), self._random(h)
+        self.head = self._random(sizes.vocabulary, h)
+
+    def _random(self, *shape: int) -> Tensor:
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=torch.bfloat16, device=self.device)
+        return torch.randn(shape, device=self.device).mul_(0.02).bfloat16()
+
+    @functools.lru_cache(8)  # noqa: B019 (lives as long as the process)
+    def weights(self, kind: str) -> tuple[list[list[Any]], Any]:
+        """Returns the weights of the blocks, and the head."""
+        if kind == "bf16":
+            return self.layers, self.head
+        if kind == "all int4":
+            return self.weights("int4")[0], jitgen.quantize(self.head, "int4", 128, method="absmax")
+        if kind == "int4":
+            quantize = functools.partial(jitgen.quantize, format="int4", group_size=128, method="absmax")
+        else:
+            quantize = functools.partial(
+                jitgen.quantize, format="fp8_e4m3", activation="fp8_e4m3", method="absmax"
+            )
+        return [[w if w.dim() == 1 else quantize(w) for w in layer] for layer in self.layers], self.head
+
+    def nbytes(self, case: Case, layers: int) -> int:
+        """Returns what a step has to read in a model of ``layers``: its weights, and the keys and values so far."""
+        blocks, head = self.weights(case.weights)
+        keys = 0 if case.tokens > 1 else self.sizes.keys // 2 + 1
+        cache = 2 * case.batch * self.sizes.kv_heads * keys * self.sizes.width * 2
+        return head.nbytes + layers * (sum(weight.nbytes for weight in blocks[0]) + cache)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    tokens: Tensor
+    angles: tuple[Tensor, Tensor]
+    places: Tensor
+    mask: Tensor | None
+    caches: list[tuple[Tensor, Tensor]]
+
+
+def inputs_of(decoder: Decoder, case: Case) -> Inputs:
+    sizes, device = decoder.sizes, decoder.device
+    room = max(sizes.keys, case.tokens)
+    start = sizes.keys // 2 if case.tokens == 1 else 0
+    places = torch.arange(start, start + case.tokens, device=device)
+    frequencies = 500000.0 ** -(torch.arange(0, sizes.width, 2, device=device) / sizes.width)
+    angles = (places[:, None] * frequencies).repeat(1, 2)
+    mask = (torch.arange(room, device=device) <= places[:, None])[None, None] if case.tokens == 1 else None
+    torch.manual_seed(case.batch)
+    tokens = torch.randint(0, sizes.vocabulary, (case.batch, case.tokens), device=device)
+    shape = case.batch, sizes.kv_heads, room, sizes.width
+    caches = [
+        (torch.randn(shape, device=device).bfloat16(), torch.randn(shape, device=device).bfloat16())
+        for _ in decoder.layers
+    ]
+    return Inputs(tokens, (angles.cos().bfloat16(), angles.sin().bfloat16()), places, mask, caches)
+
+
+def runs(decoder: Decoder, case: Case, inputs: Inputs) -> tuple[Callable[[], Tensor], Callable[[], Tensor], Any]:
+    """Makes the decoder of this case, its ends alone, and its block."""
+    blocks, head = decoder.weights(case.weights)
+    block, end, first = block_of(decoder.sizes), end_of(decoder.sizes), begin
+    if case.route in ("cuda", "triton", "cpp"):
+        block, end, first = (jitgen.jit(function, backend=case.route) for function in (block, end, begin))
+
+    def whole(tokens, angles, places, mask, words, layers, caches, norm, head):
+        x = first(tokens, words)
+        for layer, cache in zip(layers, caches, strict=True):
+            x = block(x, *angles, places, mask, *layer, *cache)
+        return end(x, norm, head)
+
+    if case.route == "inductor":
+        whole, block = torch.compile(whole, dynamic=False), torch.compile(block, dynamic=False)
+    facts = inputs.tokens, inputs.angles, inputs.places, inputs.mask, decoder.words
+    return (
+        lambda: whole(*facts, blocks, inputs.caches, decoder.norm, head),
+        lambda: whole(*facts, [], [], decoder.norm, head),
+        block,
+    )
+
+
+def error_of(decoder: Decoder, case: Case, inputs: Inputs, block: Any) -> float:
+    """Compares one block with float64; that of Inductor is what eager torch runs."""
+    layer = decoder.weights(case.weights)[0][0]
+    x = begin(inputs.tokens, decoder.words) * 50  # of size 1, as hidden states are
+    caches = [tensor.clone() for tensor in inputs.caches[0]]
+    exact = [w.dequantize(torch.float64) if isinstance(w, jitgen.QTensor) else w.double() for w in layer]
+    angles = [tensor.double() for tensor in inputs.angles]
+    expected = block_of(decoder.sizes)(
+        x.double(), *angles, inputs.places, inputs.mask, *exact, *(tensor.double() for tensor in caches)
+    )
+    return relative_error(block(x, *inputs.angles, inputs.places, inputs.mask, *layer, *caches), expected)
+
+
+def graph_of(step: Callable[[], Any]) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def milliseconds(replays: dict[Any, Callable[[], None]], steps: int) -> dict[Any, float]:
+    """Measures the median of five runs of ``steps`` replays of each, in turns."""
+    taken: dict[Any, list[float]] = {name: [] for name in replays}
+    for _ in range(5):
+        for name, replay in replays.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            replay()
+            start.record()
+            for _ in range(steps):
+                replay()
+            end.record()
+            torch.cuda.synchronize()
+            taken[name].append(start.elapsed_time(end) / steps)
+    return {name: sorted(times)[2] for name, times in taken.items()}
+
+
+def measure(decoder: Decoder, cases: Sequence[Case], bandwidth: float, say: Callable[[dict[str, Any]], None]) -> None:
+    """Measures cases of one group; a failure is a row."""
+    rows: dict[Case, dict[str, Any]] = {}
+    replays: dict[Any, Callable[[], None]] = {}
+    chosen: dict[str, Tensor] = {}
+    for case in cases:
+        row: dict[str, Any] = asdict(case)
+        try:
+            start = time.perf_counter()
+            inputs = inputs_of(decoder, case)
+            whole, ends, block = runs(decoder, case, inputs)
+            tokens = whole().clone()
+            ends()
+            row["ready s"] = round(time.perf_counter() - start, 2)
+            first = chosen.setdefault(case.weights, tokens)
+            row["same tokens"] = f"{int((tokens == first).sum())} of {tokens.numel()}"
+            if case.route != "inductor" and case.tokens < 4096:
+                row["error"] = error_of(decoder, case, inputs, block)
+            rows[case] = row
+            if decoder.device == "cuda":
+                whole(), ends()
+                torch.cuda.synchronize()
+                replays |= {(case, "ms"): graph_of(whole), (case, "ends ms"): graph_of(ends)}
+        except Exception as error:
+            say(row | {"failed": f"{type(error).__name__}: {error}"[:600]})
+            rows.pop(case, None)
+    replays = {key: replay for key, replay in replays.items() if key[0] in rows}
+    times = milliseconds(replays, 30 if cases[0].tokens == 1 else 5)
+    for (case, name), value in times.items():
+        rows[case][name] = round(value, 4)
+    for case, row in rows.items():
+        if "ms" in row:
+            layer = (row["ms"] - row["ends ms"]) / len(decoder.layers)
+            row |= {"layer us": round(layer * 1e3, 2), "32 layers ms": round(row["ends ms"] + LAYERS * layer, 4)}
+            if case.tokens == 1:
+                size = decoder.nbytes(case, LAYERS)
+                row |= {"floor ms": round(size / bandwidth * 1e3, 4), "GB": round(size / 1e9, 3)}
+        say(row)
+
+
+def prebuild(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+    """Starts a process for each case that compiles it."""
+    command = [sys.executable, "-m", "bench.decoder_steps", "--device", options.device, "--layers", str(options.layers)]
+    command += ["--small"] * options.small
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen([*command, "--case", str(index)], env=environment, stdout=sys.stderr)
+        for index in range(len(CASES))
+    ]
+
+
+def finished(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int | None]:
+    """Returns the exit codes of processes; None for one that is ended because it was not done in time."""
+    stop = time.perf_counter() + seconds
+    codes: list[int | None] = []
+    for process in processes:
+        try:
+            codes.append(process.wait(max(0.1, stop - time.perf_counter())))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            codes.append(None)
+    return codes
+
+
+def read_bandwidth(device: str) -> float:
+    """Measures the bytes a second at which a sum of 2 GiB reads."""
+    if device != "cuda":
+        return 1e10
+    x = torch.ones(2**30, dtype=torch.bfloat16, device="cuda")
+    x.sum()
+    return x.nbytes / milliseconds({"sum": graph_of(lambda: x.sum())}, 10)["sum"] * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--prebuild", type=float, default=60, help="seconds for the processes that compile")
+    parser.add_argument("--case", type=int, help="compiles one case, and measures nothing")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_grad_enabled(False)
+    torch._dynamo.config.recompile_limit = 64
+    global CASES
+    sizes = SMALL if options.small else Sizes()
+    if options.small:  # prompts that fit
+        CASES = tuple(Case(case.route, case.weights, case.batch, 1 + case.tokens // 64) for case in CASES)
+    if options.device == "cpu":
+        CASES = tuple(
+            Case("inductor" if case.route == "inductor" else "cpp", case.weights, case.batch, case.tokens)
+            for case in CASES
+        )
+    if options.case is not None:
+        case = CASES[options.case]
+        decoder = Decoder(sizes, options.layers if case.route == "inductor" else 1, options.device)
+        whole, ends, _ = runs(decoder, case, inputs_of(decoder, case))
+        whole(), ends()
+        return
+    begun, rows = time.perf_counter(), []
+    facts = made("bench.decoder_steps", device=options.device) | {"layers": options.layers} | asdict(sizes)
+
+    def say(row: dict[str, Any]) -> None:
+        rows.append(row | {"at s": round(time.perf_counter() - begun, 1)})
+        print(json.dumps(row), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+    processes = prebuild(options) if options.prebuild else []
+    decoder = Decoder(sizes, options.layers, options.device)
+    for weights in dict.fromkeys(case.weights for case in CASES):
+        decoder.weights(weights)
+    importlib.import_module("torch._inductor.compile_fx")
+    codes = finished(processes, options.prebuild)
+    say({"prebuilt s": round(time.perf_counter() - begun, 1), "exit codes": codes})
+    bandwidth = read_bandwidth(options.device)
+    say({"read bandwidth TB/s": round(bandwidth / 1e12, 3)})
+    for group in dict.fromkeys(case.group for case in CASES):
+        measure(decoder, [case for case in CASES if case.group == group], bandwidth, say)
+
+
+if __name__ == "__main__":
+    main()
