@@ -151,9 +151,7 @@ class Decoder:
         if kind == "int4":
             quantize = functools.partial(jitgen.quantize, format="int4", group_size=128, method="absmax")
         else:
-            quantize = functools.partial(
-                jitgen.quantize, format="fp8_e4m3", activation="fp8_e4m3", method="absmax"
-            )
+            quantize = functools.partial(jitgen.quantize, format="fp8_e4m3", activation="fp8_e4m3", method="absmax")
         return [[w if w.dim() == 1 else quantize(w) for w in layer] for layer in self.layers], self.head
 
     def nbytes(self, case: Case, layers: int) -> int:
@@ -194,9 +192,10 @@ def inputs_of(decoder: Decoder, case: Case) -> Inputs:
 def runs(decoder: Decoder, case: Case, inputs: Inputs) -> tuple[Callable[[], Tensor], Callable[[], Tensor], Any]:
     """Makes the decoder of this case, its ends alone, and its block."""
     blocks, head = decoder.weights(case.weights)
-    block, end, first = block_of(decoder.sizes), end_of(decoder.sizes), begin
+    functions: list[Callable[..., Any]] = [block_of(decoder.sizes), end_of(decoder.sizes), begin]
     if case.route in ("cuda", "triton", "cpp"):
-        block, end, first = (jitgen.jit(function, backend=case.route) for function in (block, end, begin))
+        functions = [jitgen.jit(backend=case.route)(function) for function in functions]
+    block, end, first = functions
 
     def whole(tokens, angles, places, mask, words, layers, caches, norm, head):
         x = first(tokens, words)

@@ -301,6 +301,24 @@ def poisoned_outputs(form: str, tile: TritonSchedule) -> Iterator[str | None]:
 
 
 @each_form
+def largest_columns(form: str, tile: TritonSchedule) -> Iterator[str | None]:
+    """The argmax of columns is taken of runs of them; sums of small integers are exact, and many are equal."""
+    x = torch.randint(-3, 4, (5, 64)).float()
+    weights: list[Any] = [torch.randint(-3, 4, (1040, 64)).float()]
+    if reads_quantized(form):
+        weights.append(jitgen.quantize(torch.randint(-127, 128, (1040, 64)).float(), "int8", None, method="absmax"))
+    for w in weights:
+        with tiled(tile):
+            found = jitgen.jit(lambda x, w: F.linear(x, w).argmax(-1), backend="triton")(x, w)
+        want = F.linear(x.double(), values(w))
+        lost = want.amax(-1) - want.gather(-1, found[:, None])[:, 0]
+        bound = 64 * torch.finfo(torch.float32).eps * want.abs().amax(-1)
+        yield None if (lost <= bound).all() else f"{form}, {getattr(w, 'format', 'dense')}: {found}"
+        exact = isinstance(w, jitgen.QTensor) or torch.equal(found, want.argmax(-1))
+        yield None if exact else f"{form}: {found} is not the first of equal columns"
+
+
+@each_form
 def infinities(form: str, tile: TritonSchedule) -> Iterator[str | None]:
     """An infinite element of x makes its row's sums infinite, or NaN, as the weights' signs have it."""
     x = torch.randn(6, 64).bfloat16()

@@ -77,6 +77,11 @@ class LimitedAttrs(NamedTuple):
     """1 or 2: a group counts by its greatest element, or by the sum of its two greatest."""
 
 
+class LargestAttrs(NamedTuple):
+    run: int
+    """How many neighbouring elements of a row one result is of, which divides the row."""
+
+
 class ContractAttrs(NamedTuple):
     equation: str
     accumulator: str

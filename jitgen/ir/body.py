@@ -128,6 +128,7 @@ class Operand:
         row: in a body with rows: one element for a row.
         gathered: of a gather, the number of its last dimensions, along which indices choose.
         within: of a store, the range of indices of a row at which elements are stored; None where all are.
+        run: of a store, of how many neighbouring columns one element is the largest.
     """
 
     kind: str
@@ -139,6 +140,7 @@ class Operand:
     row: bool = False
     gathered: int = 0
     within: tuple[Size, Size] | None = None
+    run: int = 1
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,11 @@ class Body:
     @property
     def stores(self) -> tuple[int, ...]:
         return tuple(index for index, operand in enumerate(self.operands) if operand.kind == "store")
+
+    @property
+    def has_runs(self) -> bool:
+        """Returns whether something stored is the largest of a run of columns."""
+        return any(operand.run > 1 for operand in self.operands)
 
     @property
     def computed(self) -> tuple[Any, ...] | None:

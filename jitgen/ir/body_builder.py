@@ -93,9 +93,8 @@ class BodyBuilder:
             buffer = result_buffer[store.result]
             row = bool(self._row_dims) and store.value.shape != region.shape
             row = row and all(store.value.shape[dim] == 1 for dim in self._row_dims)  # else equal to it, by a guard
-            operand = Operand(
-                "store", buffer, node.dtype, self.buffers[buffer], store.movements, None, row, 0, store.within
-            )
+            described = ("store", buffer, node.dtype, self.buffers[buffer], store.movements)
+            operand = Operand(*described, row=row, within=store.within, run=store.run)
             self.operands.append(operand)
             dtype = compute_dtype(node.dtype)
             value = self._before_rounding(value, operand.dtype)

@@ -29,6 +29,7 @@ from jitgen.ir.attributes import (
     DequantizeAttrs,
     GroupedAttrs,
     InputAttrs,
+    LargestAttrs,
     LimitedAttrs,
     NothingAttrs,
     NumberAttrs,
@@ -317,6 +318,13 @@ TAKEN = Kind(
     TWO,
     Reads.ROW,
 )
+LARGEST = Kind(
+    "largest",
+    "of each run of neighbours along the rows, which the last dimension has, the largest; only plans have such nodes",
+    ONE,
+    Reads.ANYWHERE,
+    LargestAttrs,
+)
 ROWS = "rows"
 """The layout of a ``dequantize`` node of dense codes (rows, K) of 8 bits, and a scale for each row."""
 BLOCKS = "blocks"
@@ -353,7 +361,7 @@ CUSTOM_GRADIENT = Kind(
 
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
 _SUMMED = (CONTRACT, GROUPED, CONVOLVE)
-_ALONG = (SCAN, SORT, COUNTED, LIMITED, TAKEN)
+_ALONG = (SCAN, SORT, COUNTED, LIMITED, TAKEN, LARGEST)
 _MOVED = (VIEW, CAT, GATHER, SCATTER)
 _COMPUTED = (*_MOVED, REDUCE, *_SUMMED, LAUNCH, OWN, *_ALONG, DEQUANTIZE, CAST, BITS, CUSTOM_GRADIENT)
 PRODUCTS = frozenset({CONTRACT, GROUPED})

@@ -87,6 +87,7 @@ class Store:
         indices: integers in the value's shape that choose where an element is stored: the view has a further dimension
             for each of them, after those of the value. No two elements choose the same place.
         within: the range of indices along the sequential axis at which elements are stored; the result has no others.
+        run: of how many neighbours along the last axis the result has the largest; of 1 it has every element.
     """
 
     result: int
@@ -94,6 +95,7 @@ class Store:
     movements: tuple[Movement, ...] = ()
     indices: tuple[Node, ...] = ()
     within: tuple[Size, Size] | None = None
+    run: int = 1
 
     @property
     def sources(self) -> tuple[Node, ...]:
@@ -116,7 +118,8 @@ class Store:
     def with_sources(self, change: Callable[[Node], Node], movements: tuple[Movement, ...] = ()) -> Store:
         """Applies ``change`` to all that the store reads, and further ``movements`` to its result."""
         indices = tuple(map(change, self.indices))
-        return Store(self.result, change(self.value), (*self.movements, *movements), indices, self.within)
+        movements = (*self.movements, *movements)
+        return replace(self, value=change(self.value), movements=movements, indices=indices)
 
 
 @dataclass(frozen=True)

@@ -304,3 +304,22 @@ def test_infinities_and_nan_stay_in_their_rows(backend: str) -> None:
     assert not got[5].isfinite().any()
     others = [row for row in range(16) if row not in (3, 5)]
     assert torch.equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("weights", ["float32", "float16", "bfloat16", "int4", "int8"])
+def test_argmax_of_columns(weights: str, backend: str) -> None:
+    """It is joined from the tiles of the product. Sums of small integers are exact, and many of them equal."""
+    function = jitgen.jit(lambda h, w: F.linear(h, w).argmax(-1), backend=backend)
+    dtype = BF16 if weights.startswith("int") else getattr(torch, weights)
+    for rows, columns, length in ((1, 128256, 256), (2, 32000, 512), (3, 2064, 96), (5, 1040, 4096), (8, 151936, 128)):
+        h = torch.randint(-3, 4, (rows, length), device="cuda").to(dtype)
+        w = torch.randint(-3, 4, (columns, length), device="cuda").to(dtype)
+        weight = jitgen.quantize(w, weights, group_size=32) if weights.startswith("int") else w
+        assert "argmax of a product" in function.lower(h, weight).explain()
+        found, sums = function(h, weight), F.linear(h.double(), wide(weight))
+        if weight is w:
+            assert torch.equal(found, sums.to(dtype).argmax(-1)), (rows, columns)
+        else:  # sums of scaled groups are rounded, and so is their number
+            lost = sums.amax(-1) - sums.gather(-1, found[:, None])[:, 0]
+            assert (lost <= 2 * torch.finfo(dtype).eps * sums.abs().amax(-1)).all(), (rows, columns)

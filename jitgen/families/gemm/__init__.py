@@ -9,6 +9,7 @@ activation, they are the *prologue*.
 The modules, in the order in which a call needs them:
 
 * ``code_products``: products of integer codes that a graph has as products of floats.
+* ``largest``: the argmax of a product's columns, without storing these.
 * ``integer_products``: products that a dialect has no mainloop for.
 * ``stored``: which values of a graph are in memory so that no product is computed twice.
 * ``claim``, ``hidden_products``, ``matrices``: from a graph to regions.
@@ -29,7 +30,7 @@ from jitgen.families.deferred import deferred, family_in
 FAMILY = family_in(
     __name__,
     "gemm",
-    respell=deferred(__name__, "code_products.products_of_codes"),
+    respell=deferred(__name__, "largest.respelled"),
     plan=deferred(__name__, "stored.with_stored_values"),
     rewrite_values=deferred(__name__, "integer_products.reduce_integer_products"),
     decide=deferred(__name__, "schedule.decide"),

@@ -23,6 +23,7 @@ from typing import Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Claim, Partition, Question
+from jitgen.families.gemm import largest
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
 from jitgen.families.gemm.orders import activation_in_its_order, in_its_order, is_copied
@@ -70,9 +71,9 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     if PRODUCTS.isdisjoint(kinds_of(values)):
         return Claim((), values)
     mover, materialize = partition.mover, partition.materialize
-    unflattened = [Store(position, node) for position, node in enumerate(values)]
+    unflattened = [largest.store_of(position, node) for position, node in enumerate(values)]
     unflattened = without_hidden_products(unflattened, mover, materialize, flat=False)
-    stores = [flattened(store.result, store.value, mover) for store in unflattened]
+    stores = [replace(flattened(store.result, store.value, mover), run=store.run) for store in unflattened]
     stores = without_hidden_products(stores, mover, materialize, flat=True)
     several = not partition.device.uses_cutlass
     stores = [_with_products_of_one_kernel(store, mover, materialize, several) for store in stores]
@@ -81,14 +82,14 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     for store in stores:
         whole = unflattened[store.result].value
         if not products_of(store.value):
-            rest[store.result] = restored(store, whole, mover)
+            rest[store.result] = largest.in_memory(restored(store, whole, mover), store, mover)
         elif not keeps_columns(store, whole):
             # The product is computed row by row into a temporary, and the result is a view of it, as in eager torch.
-            in_memory = Store(store.result, materialize(store.value), store.movements)
-            rest[store.result] = restored(in_memory, whole, mover)
+            in_memory = replace(store, value=materialize(store.value))
+            rest[store.result] = largest.in_memory(restored(in_memory, whole, mover), store, mover)
         else:
             rest[store.result] = None
-            _add(regions, store)
+            _add(regions, largest.of_runs(store))
     temporaries: dict[int, Node] = {}
 
     def materialize_once(node: Node) -> Node:
@@ -101,7 +102,9 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
 
 def joins(bodies: Sequence[Body], body: Body) -> bool:
     """Returns whether a kernel of ``bodies`` may compute ``body`` too: all must have one activation and one format of
-    weights."""
+    weights. One that stores runs of columns is alone: all lanes of a warp call its epilogue."""
+    if any(one.has_runs for one in (*bodies, body)):
+        return False
     signatures = {tuple(_shared_by_kernel(other, c) for c in other.contractions) for other in (*bodies, body)}
     return len(signatures) == 1
 
@@ -162,7 +165,7 @@ def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materi
         rounded = users[0].kind is CAST and item_size(users[0].dtype) < item_size(other.dtype) and len(users) == 1
         stored = users[0] if rounded else other
         memo[id(stored)] = materialize(stored)
-    return Store(store.result, mover.substituted(store.value, memo), store.movements)
+    return replace(store, value=mover.substituted(store.value, memo))
 
 
 def _kind(product: Node) -> tuple[Any, ...]:
@@ -206,7 +209,7 @@ def _with_operands_in_memory(
             children = [memo[id(child)] for child in node.inputs]
             same = all(a is b for a, b in zip(children, node.inputs, strict=True))
             memo[id(node)] = node if same else mover.builder.like(node, children)
-    stores = tuple(Store(s.result, memo[id(s.value)], s.movements) for s in region.stores)
+    stores = tuple(replace(store, value=memo[id(store.value)]) for store in region.stores)
     return replace(region, stores=stores)
 
 

@@ -41,11 +41,13 @@ class GemmOperand(PrintedOperand):
         source: in a batch or of groups in CUDA C++, the parameter that the variable ``pointer`` or ``offset`` begins
             as.
         grouping: as of the layout.
+        run: of a store, of how many neighbouring columns one element is the largest.
     """
 
     unit: int
     source: str
     grouping: str
+    run: int = 1
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -259,7 +261,13 @@ class _Region:
         declared = self.parameters.regions[self.number].operands[index]
         source, value = declared.pointer or declared.offset, text.values.get(index, "")
         attributes = printed_attributes(declared, self.layout.operands[index], value, self.dialect)
-        operand = GemmOperand(**attributes, unit=self.layout.units[index], source=source, grouping=self.layout.grouping)
+        operand = GemmOperand(
+            **attributes,
+            unit=self.layout.units[index],
+            source=source,
+            grouping=self.layout.grouping,
+            run=self.body.operands[index].run,
+        )
         if not operand.is_moved or self.dialect.name != "cuda":
             return operand
         moved = local(source)

@@ -194,13 +194,16 @@ def _region(region: GemmRegion, products: GemmContext, decoded: bool) -> dict[st
         "weights": weights,
         "fields": fields,
         "arguments": [*(weight["initializer"] for weight in weights), *arguments, region.columns],
-        "bases": [_base(operand, "m", "first") for operand in operands],
+        "bases": [_base(o, "m", "first" if o.run == 1 else f"(first / {o.run})") for o in operands],
+        "run": max(operand.run for operand in region.stores),
+        "largest": [f"largest{number}" for number in range(len(region.stores))],
         "products": [{"name": product.accumulator, "index": product.index} for product in region.contractions],
         "loads": [_load(operand, "j") for operand in region.loads],
         "lines": region.lines,
         "stores": [
             {
-                "target": f"{_local(operand)}[{_step(operand, 'j')}]",
+                "target": f"{_local(operand)}[{_step(operand, 'j' if operand.run == 1 else f'j / {operand.run}')}]",
+                "type": operand.type,
                 "storage": operand.storage,
                 "value": operand.value,
             }

@@ -80,6 +80,7 @@ def build(
         "maps": [],
         "index": "int64_t" if schedule.wide else "int32_t",
         "length": "params.k / 2" if isinstance(schedule, MmaBytes) else "params.k",
+        "runs": regions[0]["run"] if regions[0]["run"] > 1 else 0,
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ()), *((GROUPS_HEADER,) if grouped else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
         "cluster_attribute": f"__cluster_dims__({schedule.cluster_k_splits}, 1, 1) "
@@ -280,6 +281,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     fast = "FastBytes" if first.contraction.precision == "fast" else "Bytes"
     return {
         "map_names": maps_of,
+        "runs": 0,
         "index": "int64_t" if schedule.wide else "int32_t",
         "maps": names,
         "mainloop": (
@@ -430,8 +432,17 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int, is_moved: bool =
         "matrix_lines": [],
         **reads(region.loads, width),
         "lines": region.lines,
-        "stores": [vector(operand, width) | {"step": operand.own[1]} for operand in region.stores],
+        "stores": [_store(operand, width) for operand in region.stores],
+        "run": max(operand.run for operand in region.stores),
     }
+
+
+def _store(operand: GemmOperand, width: int) -> dict[str, Any]:
+    """Describes an operand that the epilogue writes; of runs of columns the largest."""
+    described = vector(operand, width) | {"step": operand.own[1], "run": operand.run}
+    if operand.run == 1:
+        return described
+    return described | {"address": f"{operand.pointer} + ({operand.position('m', f'n / {operand.run}')})"}
 
 
 Types = list[tuple[str, str]]

@@ -21,6 +21,7 @@ temporary holds the last node of the product's chain that is reached through poi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from jitgen.families.gemm.matrices import batch_rank
 from jitgen.ir.graph import Node, topological, walked
@@ -46,7 +47,7 @@ def without_hidden_products(
         if hidden is None:
             return list(stores)
         memo: dict[int, Node] = {id(hidden): materialize(hidden)}
-        stores = [Store(s.result, mover.substituted(s.value, memo), s.movements) for s in stores]
+        stores = [replace(store, value=mover.substituted(store.value, memo)) for store in stores]
 
 
 def _first_hidden(roots: Sequence[Node], flat: bool) -> Node | None:

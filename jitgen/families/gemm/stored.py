@@ -31,7 +31,7 @@ from jitgen.families.storage import for_elements, storage_of
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, kinds_of, walked
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, PRODUCTS, REDUCE, VIEW
+from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, LARGEST, PRODUCTS, REDUCE, VIEW
 from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Store
 from jitgen.ir.views import Mover, inverse
@@ -154,8 +154,9 @@ def _owners(index: Index) -> dict[Node, Owner]:
 
 
 def passes(node: Node) -> bool:
-    """Returns whether an epilogue computes ``node``: pointwise work, and views that are undone (``matrices.py``)."""
-    return node.kind.is_pointwise or (node.kind is VIEW and inverse(node.attrs) is not None)
+    """Returns whether an epilogue computes ``node``: pointwise work, the largest of runs of columns, and views that are
+    undone (``matrices.py``)."""
+    return node.kind.is_pointwise or node.kind is LARGEST or (node.kind is VIEW and inverse(node.attrs) is not None)
 
 
 def _group(product: Node) -> object:

@@ -152,7 +152,7 @@ def _region(region: GemmRegion, form: Form, schedule: TritonSchedule, products: 
         "after_lines": [line for lines in all_lines for line in lines.after],
         "loads": [_operand(operand, region, form) for operand in region.loads],
         "lines": region.lines,
-        "stores": [_operand(operand, region, form) for operand in region.stores],
+        "stores": [_store(operand, region, form, schedule) for operand in region.stores],
     }
 
 
@@ -230,6 +230,21 @@ def _x(region: GemmRegion, form: Form, schedule: TritonSchedule) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- epilogue
+
+
+def _store(operand: GemmOperand, region: GemmRegion, form: Form, schedule: TritonSchedule) -> dict[str, Any]:
+    """Describes what the epilogue stores; of runs of columns the largest."""
+    if operand.run == 1:
+        return _operand(operand, region, form)
+    runs, rows = schedule.block_n // operand.run, schedule.block_m
+    axis, shape = (2, (rows, runs, operand.run)) if form.name == "tokens" else (1, (runs, operand.run, rows))
+    column = f"(tile_j * {runs} + tl.arange(0, {runs})){form.axes.y_j}"
+    return {
+        "pointer": operand.pointer,
+        "at": operand.position("i", column),
+        "stored": f"tl.max(tl.reshape({operand.value}, {shape}), {axis})",
+        "mask": f"(i < m) & ({column} < {region.columns} // {operand.run})",
+    }
 
 
 def _operand(operand: GemmOperand, region: GemmRegion, form: Form) -> dict[str, Any]:

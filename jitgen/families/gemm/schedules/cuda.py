@@ -27,6 +27,7 @@ from statistics import geometric_mean
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.gemm import simt_tiles, tile_times, wgmma, wgmma_tiles
+from jitgen.families.gemm.largest import RUN
 from jitgen.families.gemm.mainloops import (
     CHUNK,
     BlockSchedule,
@@ -115,7 +116,9 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         blocks = mma(problem) if problem.rows <= STREAMED_ROWS or not tensor_maps else []
     else:
         blocks = [] if tensor_maps else rows(problem) or [_dense(problem)]
-    if not problem.device.has_clusters:
+    if any(body.has_runs for body in problem.bodies):  # lanes of a warp combine columns of one tile
+        blocks = [schedule for schedule in blocks if schedule.block_n % RUN == 0] or [_simt(problem)]
+    if not problem.device.has_clusters or any(body.has_runs for body in problem.bodies):
         blocks = [replace(schedule, cluster_k_splits=1) for schedule in blocks]
     fitting = [_with_stages_that_fit(schedule, problem) for schedule in blocks]
     return [*tensor_maps, *_within_shared_memory(fitting, problem.target.shared_bytes)]
