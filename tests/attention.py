@@ -76,7 +76,8 @@ def failure(
     score's size. Weights have that error, relatively, twice (also in their sum), and the sums over N of them N
     roundings; then the result is rounded. If weights are ``rounded`` to the dtype of the values, each of them has half
     a unit in the last place more, and so has their sum with values, relatively to the largest of these. Rules here
-    change no difference of scores by more than the product's own.
+    change no difference of scores by more than the product's own. The product with values has their dtype, so that a
+    wider result of it, such as its quotient by a float32 sum, is as good as that dtype.
     """
     if found.shape != wanted.shape or not torch.equal(found.isnan(), wanted.isnan()):
         return f"shape {tuple(found.shape)}, NaN at {found.isnan().sum()} places; wanted {tuple(wanted.shape)}"
@@ -85,7 +86,8 @@ def failure(
     eps = torch.finfo(torch.float64 if found.dtype == torch.float64 else torch.float32).eps
     size = (q.double().abs() @ k.double().abs().transpose(-1, -2)).amax() + q.shape[-2] + k.shape[-2]
     relative = eps * (2 * (q.shape[-1] + 12) * size + k.shape[-2] + 16)
-    bound = relative * v.double().abs().amax() + torch.finfo(found.dtype).eps * wanted.abs()
+    coarser = max(torch.finfo(found.dtype).eps, torch.finfo(v.dtype).eps)
+    bound = relative * v.double().abs().amax() + coarser * wanted.abs()
     bound = bound + rounded * torch.finfo(v.dtype).eps / 2 * v.double().abs().amax()
     error = (found.double() - wanted).abs()
     excess = ((error > bound) & ~wanted.isnan()).sum()

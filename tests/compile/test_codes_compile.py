@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -53,6 +54,22 @@ KERNELS: dict[str, tuple[tuple[Any, ...], str, str]] = {
 }
 
 
+MOST_SPILLED = 64
+"""Bytes that the instructions around the loop over K store and load, once a tile: 16 instructions."""
+
+
+def product_loops(sass: str, instruction: str) -> Iterator[str]:
+    """Yields the innermost loop around each ``instruction``, from the target of a branch back to the branch."""
+    for entry in sass.split("Function :")[1:]:
+        lines = [(int(address, 16), text) for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*)", entry)]
+        branches = [(at, re.search(r"\bBRA\b.* 0x([0-9a-f]+)", text)) for at, text in lines]
+        loops = [(int(branch[1], 16), at) for at, branch in branches if branch and int(branch[1], 16) < at]
+        for at, text in lines:
+            if re.search(instruction, text):
+                start, end = min((loop for loop in loops if loop[0] <= at <= loop[1]), key=lambda loop: loop[1] - loop[0])
+                yield "\n".join(text for address, text in lines if start <= address <= end)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.quick(where=lambda name: name in ("blocks", "4 bits", "int8 elsewhere"))
 def test_codes_are_multiplied_by_their_instructions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +86,11 @@ def test_codes_are_multiplied_by_their_instructions(name: str, monkeypatch: pyte
     artifact = nvrtc.compile(routes.prepare(low.render(len(low.program.kernels) - 1)[0]))
     # C7510 and C7512: wgmmas that the assembler has to serialise; C7508: a setmaxnreg it ignores.
     assert not re.search(r"C75\d\d|before its value", logs[0]), logs[0]
-    assert artifact.meta["spill_bytes"] == 0
-    if disassemble.find_tool() is not None:
-        assert re.search(instruction, disassemble.sass(artifact.files["kernel.cubin"]))
+    if disassemble.find_tool() is None:
+        assert artifact.meta["spill_bytes"] == 0
+        return
+    loops = list(product_loops(disassemble.sass(artifact.files["kernel.cubin"]), instruction))
+    # What is needed once a tile, such as its number, may lie in local memory: NVRTC 13.5 spills that of float8.
+    assert loops
+    assert not any(re.search(r"\b(?:LDL|STL)\b", loop) for loop in loops)
+    assert artifact.meta["spill_bytes"] <= MOST_SPILLED
