@@ -16,8 +16,8 @@ class Balance:
 
     Attributes:
         kernels: launched.
-        moved: bytes that they read and write, each operand of each kernel once.
-        flops: operations that they do.
+        moved: bytes that they read and write, each kernel each once.
+        flops: operations that they do, without those that only choose elements.
         least_moved: bytes that the function needs: each input read once, each result written once.
         least_flops: operations that it needs: each value computed once.
     """

@@ -12,6 +12,7 @@ from jitgen.balance import Balance
 from jitgen.compilers import routes
 from jitgen.errors import JitgenError
 from jitgen.families import registry
+from jitgen.ir.assumptions import assumptions
 from jitgen.ir.program import Alias, Kernel
 from jitgen.pipeline import BuiltKernel
 from jitgen.spec import KernelSource, artifact_key
@@ -130,7 +131,7 @@ class Lowered:
             )
         if not count:
             lines.append("  every output is an argument or a view of one: nothing is computed")
-        lines.extend(f"  assumes {guard}" for guard in lowered.graph.guards)
+        lines.extend(f"  assumes {fact}" for fact in assumptions(lowered.graph.guards))
         lines.append(f"balance: {self.balance}")
         return "\n".join(lines)
 

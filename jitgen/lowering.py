@@ -23,6 +23,7 @@ from jitgen.families.aliasing import read_elsewhere
 from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
+from jitgen.ir.assumptions import assumptions
 from jitgen.ir.graph import Graph, Guard
 from jitgen.ir.least import least
 from jitgen.ir.program import Kernel, Program, plain
@@ -326,7 +327,7 @@ class Lowered:
     def balance(self) -> Balance:
         """Compares what the kernels of this call move and compute with the least that the graph needs."""
         launched = [work for number in range(len(self.program.kernels)) if (work := self.work(number)).elements]
-        moved, flops = sum(work.moved for work in launched), sum(work.flops for work in launched)
+        moved, flops = sum(work.moved for work in launched), sum(work.flops - work.addressing for work in launched)
         needed = least(self.graph, self.environment)
         return Balance(len(launched), moved, flops, needed.moved, needed.flops)
 
@@ -355,5 +356,5 @@ class Lowered:
     def __str__(self) -> str:
         """Describes the specialisation in words: inputs, target, guards."""
         inputs = ", ".join(graphs.described_inputs(self.graph, {}))
-        guards = "; ".join(map(str, self.graph.guards))
+        guards = "; ".join(assumptions(self.graph.guards))
         return f"({inputs}) for {self.route.target} by {self.route.backend}" + (f" where {guards}" if guards else "")

@@ -2,7 +2,8 @@
 each value computed once, as far as something needs it.
 
 It is a lower bound, which ``explain()`` compares a plan with (``jitgen/balance.py``). Where a node needs a share of its
-elements, as a slice of a product does, its operands are needed by the same share.
+elements, as a slice of a product does, its operands are needed by the same share. Pointwise operations that only say
+which elements are read or written, such as the wrap of a negative index, count as addresses do: not at all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, topological
 from jitgen.ir.nodes import GATHER, INPUT, SCATTER, SORT, VIEW, Reads
 from jitgen.spec import DTYPES
+
+_VALUES = {GATHER.name: 1, SCATTER.name: 2}
+"""How many operands of a node are values; the further ones are indices."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,14 @@ def least(graph: Graph, environment: Mapping[str, Any]) -> Least:
             write(node, copied=True)
     moved = sum(count * DTYPES[node.dtype].itemsize for node, count in written.values())
     flops = 0
+    valued = {id(node) for node in graph.results}
     for node in reversed(topological(graph.results)):
         elements = min(size(node), needed[id(node)])
         if node.kind is INPUT:
             moved += elements * DTYPES[node.dtype].itemsize
-        flops += elements * symbols.evaluate(node.kind.flops(node), environment)
+        if id(node) in valued or node.kind.reads not in (Reads.OWN, Reads.MOVED):
+            flops += elements * symbols.evaluate(node.kind.flops(node), environment)
+            valued.update(map(id, node.inputs[: _VALUES.get(node.kind.name, len(node.inputs))]))
         if node.kind is SORT:  # an element of a rank needs its whole row
             elements = min(size(node), elements * symbols.evaluate(node.shape[node.attrs.dim], environment))
         if elements:

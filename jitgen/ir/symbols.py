@@ -113,7 +113,7 @@ def kind_of(value: Scalar) -> str:
 # ------------------------------------------------------------------------------------------- integer normal form
 
 
-def _terms(value: Scalar) -> tuple[int, dict[Expr, int]]:
+def terms_of(value: Scalar) -> tuple[int, dict[Expr, int]]:
     """Splits ``value`` into (constant, {atom: coefficient})."""
     if not isinstance(value, Expr):
         return int(value), {}
@@ -134,7 +134,7 @@ def _sum(constant: int, terms: Mapping[Expr, int]) -> Size:
 
 def _factors(value: Scalar) -> tuple[int, tuple[Expr, ...]] | None:
     """Splits ``value`` into (coefficient, atoms); None if it is a sum of several terms."""
-    constant, terms = _terms(value)
+    constant, terms = terms_of(value)
     if not terms:
         return constant, ()
     if constant or len(terms) > 1:
@@ -167,8 +167,8 @@ def _numeric_kind(left: Scalar, right: Scalar) -> str:
 def add(left: Scalar, right: Scalar) -> Scalar:
     if not _both_int(left, right):
         return _call("add", left, right, "float")
-    constant, terms = _terms(left)
-    other, more = _terms(right)
+    constant, terms = terms_of(left)
+    other, more = terms_of(right)
     merged = dict(terms)
     for atom, coefficient in more.items():
         merged[atom] = merged.get(atom, 0) + coefficient
@@ -180,7 +180,7 @@ def mul(left: Scalar, right: Scalar) -> Scalar:
         return _call("mul", left, right, "float")
     for value, factor in ((left, right), (right, left)):
         if not isinstance(factor, Expr):
-            constant, terms = _terms(value)
+            constant, terms = terms_of(value)
             times = int(factor)
             return _sum(constant * times, {atom: c * times for atom, c in terms.items()})
     assert isinstance(left, Expr)
@@ -200,7 +200,7 @@ def sub(left: Scalar, right: Scalar) -> Scalar:
 def floordiv(left: Scalar, right: Scalar) -> Scalar:
     if _both_int(left, right):
         if not isinstance(right, Expr) and right > 0:
-            constant, terms = _terms(left)
+            constant, terms = terms_of(left)
             divisor = int(right)
             if constant % divisor == 0 and all(c % divisor == 0 for c in terms.values()):
                 return _sum(constant // divisor, {atom: c // divisor for atom, c in terms.items()})
@@ -215,7 +215,7 @@ def floordiv(left: Scalar, right: Scalar) -> Scalar:
 
 def mod(left: Scalar, right: Scalar) -> Scalar:
     if _both_int(left, right) and not isinstance(right, Expr) and right > 0:
-        constant, terms = _terms(left)
+        constant, terms = terms_of(left)
         if all(c % right == 0 for c in terms.values()):
             return constant % int(right)
     return _call("mod", left, right, _numeric_kind(left, right))

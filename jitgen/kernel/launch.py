@@ -12,7 +12,8 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.ir.program import Kernel
 from jitgen.kernel.entry import Member, places
-from jitgen.kernel.operands import item_size, pointwise_flops
+from jitgen.kernel.geometry import elements_read
+from jitgen.kernel.operands import addresses, item_size, pointwise_flops
 
 Dim3 = tuple[int, int, int]
 
@@ -117,27 +118,33 @@ class Work:
     Attributes:
         elements: computed in all; a launch of none is skipped.
         written: bytes written.
-        moved: bytes read and written, each operand once.
+        moved: bytes read and written, each once, whatever a kernel reads again.
         flops: operations, by the weights of ``ir/ops.py``; a multiply-add of a product is two.
+        addressing: of these, operations that only say which elements are read or written.
     """
 
     elements: int
     written: int
     moved: int
     flops: int
+    addressing: int = 0
 
 
-def work(kernel: Kernel, geometries: Sequence[Any], schedule: Any, *, flops: int = 0) -> Work:
-    """Counts the work of one launch: for each element of each region the operations of its instructions, and ``flops``
-    for everything else."""
-    moved = written = 0
+def work(kernel: Kernel, geometries: Sequence[Any], schedule: Any, *, flops: int = 0, writes: int = 1) -> Work:
+    """Counts the work of one launch: for each element of each region the operations of its instructions.
+
+    Args:
+        flops: operations of everything else.
+        writes: how often each result is written.
+    """
+    addressing = written = 0
     for body, geometry in zip(kernel.bodies, geometries, strict=True):
         flops += pointwise_flops(body.instructions, geometry.elements)
-        for operand, elements in zip(body.operands, geometry.touched, strict=True):
-            if operand.buffer is not None:
-                moved += elements * item_size(operand.dtype)
-                written += elements * item_size(operand.dtype) * (operand.kind == "store")
-    return Work(sum(geometry.elements for geometry in geometries), written, moved, flops)
+        addressing += pointwise_flops(addresses(body.instructions), geometry.elements)
+        for operand, stored in zip(body.operands, geometry.touched, strict=True):
+            written += writes * stored.elements * item_size(operand.dtype) * (operand.kind == "store")
+    read = sum(count * item_size(dtype) for (_, dtype), count in elements_read(kernel.bodies, geometries).items())
+    return Work(sum(geometry.elements for geometry in geometries), written, read + written, flops, addressing)
 
 
 def blocks_of(blocks: int, threads: int, device: Device, **others: Any) -> LaunchShape:

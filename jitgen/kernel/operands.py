@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from jitgen.ir.ops import flops_of
 from jitgen.ir.views import ACCESS_BYTES, Memory, Strided, apply, contiguous_strides
 
 __all__ = ["ACCESS_BYTES", "CPU_LANES", "INDEX_LIMIT", "MAX_UNIT", "WARP", "base_of", "collapse", "item_size", "locate"]
-__all__ += ["output_strides", "pointwise_flops"]
+__all__ += ["addresses", "output_strides", "pointwise_flops"]
 
 ITEM_SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 """The bytes of an element; every other dtype has one."""
@@ -100,6 +100,19 @@ def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:
     """Counts the operations of ``instructions`` for so many elements; a reduction or a scan is one for each."""
     weights = (flops_of(i.op) or int(i.op in ("reduce", "scan")) for i in instructions)
     return elements * sum(weights)
+
+
+def addresses(instructions: Sequence[Instruction]) -> Iterator[Instruction]:
+    """Yields those of ``instructions`` that only compute indices of what is read or written at indices, element by
+    element."""
+    valued = set(range(len(instructions))) - {arg for instruction in instructions for arg in instruction.args}
+    for number in reversed(range(len(instructions))):
+        instruction = instructions[number]
+        if number in valued or instruction.op in ("reduce", "scan", "sort", "merge"):
+            values = {"gather": 0, "scatter": 1}.get(instruction.op, len(instruction.args))
+            valued.update(instruction.args[:values])
+        else:
+            yield instruction
 
 
 def locate(movements: Any, base: Strided, environment: Mapping[str, Any]) -> Strided:

@@ -66,7 +66,9 @@ def product_loops(sass: str, instruction: str) -> Iterator[str]:
         loops = [(int(branch[1], 16), at) for at, branch in branches if branch and int(branch[1], 16) < at]
         for at, text in lines:
             if re.search(instruction, text):
-                start, end = min((loop for loop in loops if loop[0] <= at <= loop[1]), key=lambda loop: loop[1] - loop[0])
+                start, end = min(
+                    (loop for loop in loops if loop[0] <= at <= loop[1]), key=lambda loop: loop[1] - loop[0]
+                )
                 yield "\n".join(text for address, text in lines if start <= address <= end)
 
 

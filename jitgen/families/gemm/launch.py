@@ -25,7 +25,8 @@ from jitgen.families.gemm.mainloops import (
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.launch import LaunchShape, Persistence, Work, attributes_of
-from jitgen.kernel.operands import WARP, MappedTensor, item_size, pointwise_flops
+from jitgen.kernel.launch import work as pointwise_work
+from jitgen.kernel.operands import WARP, MappedTensor, pointwise_flops
 
 MOST_MATRICES_PER_GRID_ROW = 32768
 """Matrices along the grid's second dimension, which CUDA limits to 65535 blocks; more of them use the third one too."""
@@ -60,21 +61,8 @@ def tensor_maps(
 
 def work(kernel: Kernel, geometries: Sequence[GemmGeometry], schedule: GemmSchedule) -> Work:
     """Counts the work of one launch. A product over K = 0 has work too: its accumulators are 0."""
-    written = moved = 0
-    seen: set[tuple[int, int]] = set()
-    for body, geometry in zip(kernel.bodies, geometries, strict=True):
-        for operand, offset, extent in zip(body.operands, geometry.offsets, geometry.touched, strict=True):
-            if operand.buffer is None:
-                continue
-            size = item_size(operand.dtype)
-            if operand.kind == "store":
-                written += kernel.bodies[0].contractions[0].k_splits * extent * size
-            elif (operand.buffer, offset) not in seen:
-                moved += extent * size
-            seen.add((operand.buffer, offset))
-    elements = sum(geometry.elements for geometry in geometries)
-    flops = sum(_flops(body, geometry) for body, geometry in zip(kernel.bodies, geometries, strict=True))
-    return Work(elements, written, moved + written, flops)
+    flops = sum(_product_flops(body, geometry) for body, geometry in zip(kernel.bodies, geometries, strict=True))
+    return pointwise_work(kernel, geometries, schedule, flops=flops, writes=kernel.bodies[0].contractions[0].k_splits)
 
 
 def launch(
@@ -154,9 +142,9 @@ def _grid_of_matrices(matrices: int) -> tuple[int, int]:
     return MOST_MATRICES_PER_GRID_ROW, -(-matrices // MOST_MATRICES_PER_GRID_ROW)
 
 
-def _flops(body: Body, geometry: GemmGeometry) -> int:
-    """Counts the operations of the epilogue, the products and the prologue."""
-    total = pointwise_flops(body.instructions, geometry.elements)
+def _product_flops(body: Body, geometry: GemmGeometry) -> int:
+    """Counts the operations of the products and the prologue."""
+    total = 0
     for contraction in body.contractions:
         matrices = 1 if geometry.grouping == "lengths" else geometry.matrices
         total += 2 * matrices * geometry.rows * geometry.columns * geometry.length

@@ -149,7 +149,7 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
     index = contraction.weight[0]
     bits = formats.find(contraction.format or "").bits
     tiles, count = -(-geometry.columns // 16), max(geometry.group_count, 1)
-    words = geometry.touched[index] // (4 * tiles * count)
+    words = geometry.touched[index].elements // (4 * tiles * count)
     if count > 1:
         tiles += (count - 1) * (geometry.strides[index][-1] // (4 * words))
     buffer = body.operands[index].buffer
