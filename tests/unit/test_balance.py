@@ -416,6 +416,32 @@ def test_an_update_writes_what_it_changes() -> None:
     assert least(lambda x, y: x.copy_(y) * 2, spec(30, 40), spec(30, 40)) == (3 * 2400, 1200)
 
 
+def test_elements_that_several_operands_read_are_moved_once() -> None:
+    for function in (
+        lambda x, w: x[:, :1] + x @ w,
+        lambda x, w: x @ w + x[:, :1],
+        lambda x, w: x[:, :1] * x + w.t(),
+        lambda x, w: x[1:] - x[:-1],
+        lambda x, w: x.t() @ x,
+    ):
+        balance = lowered(function, square, square).balance
+        assert balance.kernels == 1
+        assert 1 <= balance.bytes_ratio < 1.01, str(balance)
+    two_columns = lowered(lambda x: x[:, :1] - x[:, 2:3], square).balance
+    assert two_columns.bytes_ratio == 1, str(two_columns)
+
+
+def test_index_arithmetic_is_no_operation() -> None:
+    def chosen(x: Any, i: Any) -> Any:
+        return x[(i + 1) % 7] * 2
+
+    balance = lowered(chosen, spec(7, 500), spec(4096, dtype=torch.int64)).balance
+    assert balance.flops == balance.least_flops == 4096 * 500
+    assert balance.bytes_ratio == 1  # a row that is chosen twice is read once
+    counted = lowered(lambda x, i: x[i] + i[:, None], spec(7, 500), spec(40, dtype=torch.int64)).balance
+    assert counted.flops == counted.least_flops == 40 * 500
+
+
 def test_explanations_end_with_the_balance() -> None:
     low = lowered(three_views_of_a_product, square, square)
     last = low.explain().splitlines()[-1]
