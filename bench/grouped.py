@@ -86,8 +86,16 @@ def takes(shape: str, name: str) -> bool:
     return name == "mxfp4" or (length % 128 == 0 and (name != "fp8 in blocks" or columns % 128 == 0))
 
 
-def compiled(backend: str, name: str, shape: str, tokens: int) -> str:
-    """Compiles one kernel into the store; what went wrong, or nothing."""
+def has_humming(name: str) -> bool:
+    """Whether humming is there, and multiplies weights of the format."""
+    return name in HUMMING and importlib.util.find_spec("humming") is not None
+
+
+def compiled(backend: str, name: str, shape: str, *all_tokens: int) -> str:
+    """Compiles what one ``backend`` has for these numbers of tokens; what went wrong, or nothing."""
+    if backend == "humming":
+        return Humming.compiled(name, shape, *all_tokens)
+    (tokens,) = all_tokens
     experts, chosen, length, columns = SHAPES[shape]
     format, group, activation = FORMATS[name]
     spec = jitgen.TensorSpec(
@@ -122,6 +130,10 @@ def error_of(found: torch.Tensor, x: torch.Tensor, exact: torch.Tensor, counts: 
     return worst
 
 
+def drawn(*size: int) -> torch.Tensor:
+    return torch.randn(*size, device="cuda", dtype=torch.bfloat16) * 0.02
+
+
 class Humming:
     """Products of experts by humming, of ``dense`` weights that it quantises."""
 
@@ -143,28 +155,37 @@ class Humming:
         layer.transform()
         self.layers, self.experts = [layer], experts
 
-    def compile(self, rows: dict[str, list[int]]) -> None:
-        """Compiles the kernels of these numbers of rows, by the kind of product, in parallel."""
-        from humming.kernel.humming import HummingKernel  # type: ignore[import-not-found]
-
-        for kind, counts in rows.items():
-            configs = [(0, 1 << 30, self.config(count, kind)) for count in counts]
-            HummingKernel.prepare_kernels(self.layers[0].humming_config.to_str(), {"gemm_type": kind}, configs)
-
-    def copied(self, count: int) -> None:
-        self.layers += [deepcopy(self.layers[0]) for _ in range(count - len(self.layers))]
-
-    def config(self, rows: int, kind: str) -> dict[str, Any]:
+    @staticmethod
+    def config(layer: Any, rows: int, kind: str) -> dict[str, Any]:
         """The configuration that humming's heuristic takes for so many rows."""
         from humming.tune import get_heuristics_config  # type: ignore[import-not-found]
 
-        return dict(get_heuristics_config(self.layers[0].humming_config, shape_m=rows, gemm_type=kind))
+        return dict(get_heuristics_config(layer.humming_config, shape_m=rows, gemm_type=kind))
+
+    @classmethod
+    def compiled(cls, name: str, shape: str, *tokens: int) -> str:
+        """Compiles humming's kernels into its cache, in parallel; what went wrong, or nothing."""
+        from humming.kernel.humming import HummingKernel  # type: ignore[import-not-found]
+
+        experts, chosen, length, columns = SHAPES[shape]
+        try:
+            layer = cls(drawn(experts, columns, length), name).layers[0]  # of a datatype that codes decide
+            for kind, most in KINDS.items():
+                rows = [count * chosen for count in tokens if count <= most]
+                configs = [(0, 1 << 30, cls.config(layer, count, kind)) for count in rows]
+                HummingKernel.prepare_kernels(layer.humming_config.to_str(), {"gemm_type": kind}, configs)
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error)[:300]}"
+        return ""
+
+    def copied(self, count: int) -> None:
+        self.layers += [deepcopy(self.layers[0]) for _ in range(count - len(self.layers))]
 
     def calls(self, kind: str, x: torch.Tensor, counts: list[list[int]]) -> list[Any]:
         """A call for each list of counts, over weights in turn."""
         from humming.testing.data import generate_moe_tensors  # type: ignore[import-not-found]
 
-        config = self.config(x.shape[0], kind)
+        config = self.config(self.layers[0], x.shape[0], kind)
         options = {
             "compute_config": json.dumps({"gemm_type": kind}),
             "tuning_config": json.dumps(config, default=lambda value: value.value),
@@ -197,16 +218,16 @@ class Weights:
     humming: Humming | None
 
     @classmethod
-    def drawn(cls, shape: str, name: str, tokens: Sequence[int]) -> Weights:
-        experts, chosen, length, columns = SHAPES[shape]
-        dense = torch.randn(experts, columns, length, device="cuda", dtype=torch.bfloat16) * 0.02
+    def drawn(cls, shape: str, name: str) -> Weights:
+        experts, _, length, columns = SHAPES[shape]
+        dense = drawn(experts, columns, length)
         format, group, activation = FORMATS[name]
         weight: Any = jitgen.quantize(dense, format, group, method="absmax", activation=activation) if format else dense
         humming = None
-        if name in HUMMING and importlib.util.find_spec("humming") is not None:
-            humming = Humming(dense, name)
-            rows = {kind: [count * chosen for count in tokens if count <= most] for kind, most in KINDS.items()}
-            humming.compile(rows)
+        try:
+            humming = Humming(dense, name) if has_humming(name) else None
+        except Exception as error:
+            print("humming", shape, name, f"{type(error).__name__}: {str(error)[:300]}", flush=True)
         return cls([dense], [weight], weight.dequantize(torch.bfloat16) if format else dense, humming)
 
     def copied(self, count: int) -> tuple[list[torch.Tensor], list[Any]]:
@@ -277,20 +298,23 @@ def main() -> None:
     options = parser.parse_args()
     started = time.time()
     kinds = [(shape, name) for name in options.formats for shape in options.shapes if takes(shape, name)]
-    compile_each(compiled, [(b, f, s, t) for s, f in kinds for t in options.tokens for b in options.backends])
+    jobs = [("humming", name, shape, *options.tokens) for shape, name in kinds if has_humming(name)]
+    jobs += [(b, f, s, t) for s, f in kinds for t in options.tokens for b in options.backends]
+    compile_each(compiled, jobs)
     print(f"compiled after {time.time() - started:.1f} s", flush=True)
     torch.manual_seed(37)
-    results: list[dict[str, Any]] = []
+    record, results = made("bench.grouped"), list[dict[str, Any]]()
     with torch.no_grad():
         for shape, name in kinds:
             if time.time() - started > options.seconds:
                 break
-            weights = Weights.drawn(shape, name, options.tokens)
+            weights = Weights.drawn(shape, name)
             for tokens, exponent in itertools.product(options.tokens, options.exponents):
-                if time.time() - started < options.seconds:
-                    results.append(measured(shape, tokens, name, exponent, weights, options.backends))
+                if time.time() - started > options.seconds:
+                    break
+                results.append(measured(shape, tokens, name, exponent, weights, options.backends))
+                options.output.write_text(json.dumps(record | {"results": results}, indent=1))
             print(shape, name, f"{time.time() - started:.0f} s", flush=True)
-            options.output.write_text(json.dumps(made("bench.grouped") | {"results": results}, indent=1))
             del weights
             torch.cuda.empty_cache()
 

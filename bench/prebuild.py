@@ -58,11 +58,11 @@ def prebuild(builds: Iterable[Build], jobs: int | None = None) -> None:
 
 def compile_each(compiled: Callable[..., str], jobs: Sequence[tuple[Any, ...]]) -> None:
     """Call ``compiled`` with the arguments of each of ``jobs``, in a process for each core; it returns what went wrong,
-    or nothing, and the first is printed."""
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        failures = pool.map(compiled, *zip(*jobs, strict=True), chunksize=2)
-        for job, failure in zip(jobs, failures, strict=True):
-            if failure:
+    or nothing, and that is printed."""
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        futures = [pool.submit(compiled, *job) for job in jobs]
+        for job, future in zip(jobs, futures, strict=True):
+            if failure := future.result():
                 print("not compiled", job, failure, flush=True)
 
 

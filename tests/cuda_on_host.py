@@ -157,6 +157,15 @@ static uint32_t __reduce_max_sync(unsigned, uint32_t mine) {
   pause();
   return found;
 }
+static uint32_t __reduce_add_sync(unsigned, uint32_t mine) {
+  const int self = running;
+  slots[self] = mine;
+  pause();
+  uint32_t found = 0;
+  for (int lane = 0; lane < 32; ++lane) found += slots[self / 32 * 32 + lane];
+  pause();
+  return found;
+}
 static uint32_t __reduce_min_sync(unsigned mask, uint32_t mine) { return ~__reduce_max_sync(mask, ~mine); }
 static bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
 """

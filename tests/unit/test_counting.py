@@ -28,6 +28,7 @@ def by_classes(ids: torch.Tensor, ordered: torch.Tensor) -> torch.Tensor:
 
 
 def routed(x: Any, counts: Callable[..., Any] = by_histogram, chosen: int = 3) -> Any:
+    """Returns numbers, order, ends and ranks of the ``chosen`` greatest of each row."""
     ids = torch.topk(x, chosen, -1)[1].reshape(-1)
     ordered, order = torch.sort(ids, stable=True)
     ends = torch.cumsum(counts(ids, ordered), 0, dtype=torch.int32)
@@ -47,8 +48,21 @@ def test_one_kernel_counts(counts: Callable[..., Any]) -> None:
         assert len(run.lower(x).kernels) == 2
 
 
-@pytest.mark.parametrize("rows", [0, 1, 11, 400])
+def test_blocks_rank_several_of_many_numbers() -> None:
+    numbers, rows = 130, 33
+
+    def counts(ids: torch.Tensor, ordered: torch.Tensor) -> torch.Tensor:
+        return torch.histc(ordered.float(), bins=numbers, min=0, max=numbers - 1)
+
+    x = torch.randn(rows, numbers)
+    x[: rows // 2, numbers - 1] = 5.0
+    for found, wanted in zip(run_cuda(lambda x: routed(x, counts, 8), x), routed(x, counts, 8), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 11, 400, 3001])
 def test_in_cuda(rows: int) -> None:
+    """Of 9,003 numbers a warp reads its own twice, to count them and to rank them."""
     x = torch.randn(rows, NUMBERS)
     x[:, 2] = 5.0  # of one number there are many
     for found, wanted in zip(run_cuda(routed, x), routed(x), strict=True):

@@ -28,10 +28,12 @@ SELECTION_WARPS = 4
 """Warps of a block that selects ranks, each of a row of its own."""
 MERGE_THREADS = 256
 """Threads of a block that merges chunks; each finds the ranks of its own elements, and nothing is shared."""
-COUNTERS = 8192
-"""Counters that the warps of a block which counts have together, in 32 KiB of shared memory."""
+COUNTING_BLOCKS = 64
+"""Blocks that count a row, each for some of the numbers, where no block would have more than ``MOST_RANGE`` of them."""
+MOST_RANGE = 8
+"""Numbers that a block ranks at most, with their counts in registers."""
 MOST_COUNTING_WARPS = 32
-"""Warps of such a block; each gives ranks to 32 columns."""
+"""Warps of such a block; each counts a piece of the row."""
 TRITON_COMPARED = 8192
 """Columns times counters that a Triton program compares, in the registers of its threads."""
 TRITON_COUNTING_THREADS = 256
@@ -101,9 +103,9 @@ class MergeSchedule(Schedule):
 
 @dataclass(frozen=True)
 class CountSchedule(Schedule):
-    """Says how numbers below a bound are counted: ``tile`` has room for a counter of each."""
+    """Says how numbers below a bound are counted: each block ranks ``tile`` of them."""
 
-    sentence = ("{threads} columns a block, with {tile} counters a warp", "wide")
+    sentence = ("{threads} threads a block, which ranks {tile} of the numbers", "wide")
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,13 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     if is_counted(body):
         if not device.is_gpu:
             return (CpuCountSchedule(1, 1, 1, 0, layout.wide),)
-        tile = max(WARP, power_of_two(geometry.bound))
         if device.dialect == "triton":
+            tile = max(WARP, power_of_two(geometry.bound))
             columns = max(1, min(TRITON_COMPARED // tile, power_of_two(geometry.length)))
             return (TritonCountSchedule(TRITON_COUNTING_THREADS, 1, tile, 0, layout.wide, columns, TRITON_COUNTED),)
-        warps = min(MOST_COUNTING_WARPS, COUNTERS // tile, power_of_two(max(1, -(-geometry.length // WARP))))
-        return (CountSchedule(WARP * warps, 1, tile, 0, layout.wide),)
+        warps = min(MOST_COUNTING_WARPS, power_of_two(max(1, -(-geometry.length // WARP))))
+        numbers = min(MOST_RANGE, power_of_two(-(-geometry.bound // COUNTING_BLOCKS)))
+        return (CountSchedule(WARP * warps, 1, numbers, 0, layout.wide),)
     if not device.is_gpu:
         return (CpuSchedule(1, 1, 1, 0, layout.wide),)
     if is_merge(body):
@@ -162,8 +165,11 @@ def launch(
     CPU, for each row."""
     (geometry,), (body,) = geometries, kernel.bodies
     if is_counted(body):
-        columns = schedule.columns if isinstance(schedule, TritonCountSchedule) else schedule.threads
-        blocks = max(1, -(-geometry.length // columns)) if device.is_gpu else 1
+        blocks = 1
+        if isinstance(schedule, TritonCountSchedule):
+            blocks = max(1, -(-geometry.length // schedule.columns))
+        elif isinstance(schedule, CountSchedule):
+            blocks = -(-geometry.bound // schedule.tile)
     elif is_merge(body):
         blocks = geometry.rows * -(-geometry.chunks * geometry.ranks // schedule.tile)
     else:
@@ -180,10 +186,12 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, de
     ranks = f"{order.count} ranks from {order.start} on"
     if is_counted(body):
         lines = [f"numbers below {order.bound} counted along a row: {kinds}"]
-        return [
-            *lines,
-            "each block counts the row, and gives ranks to a piece of it" if device.is_gpu else "a thread counts a row",
-        ]
+        if isinstance(schedule, CountSchedule):
+            lines.append(f"each block counts the row, and ranks {schedule.tile} of the numbers")
+        else:
+            ranked = "each block counts the row, and gives ranks to a piece of it"
+            lines.append(ranked if device.is_gpu else "a thread counts a row")
+        return lines
     if is_merge(body):
         lines = [f"merge of sorted chunks: {kinds}, {down}, {ranks}"]
         lines.append("the rank of an element is its rank in its chunk, and those before it in the others")

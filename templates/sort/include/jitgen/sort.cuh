@@ -75,8 +75,8 @@ JITGEN_DEVICE void sort_tiles(Element* elements, int32_t* positions) {
 }
 
 // Selects the ranks `start` .. `start + count` of a row, of which the lanes of a warp have `tile` elements each, lane l
-// those at places j * 32 + l: lane r gets rank `start + r`, with its place in the row. Every lane finds the first of its
-// elements that are left, and the warp the first of these. `places` are forgotten.
+// those at places j * 32 + l: lane r gets rank `start + r`, with its place in the row. The warp finds the first of the
+// elements that are left. `places` are forgotten.
 template <class Order, int tile, class Element>
 JITGEN_DEVICE void select_ranks(const Element (&elements)[tile], int32_t (&places)[tile], int start, int count, int lane,
                                 Element& rank, int32_t& place) {
@@ -86,16 +86,16 @@ JITGEN_DEVICE void select_ranks(const Element (&elements)[tile], int32_t (&place
     for (int j = 0; j < tile; ++j) precedences[j] = places[j] == nowhere ? 0u : Order::precedence(elements[j]);
     for (int i = 0; i < start + count; ++i) {
       uint32_t first = precedences[0];
-      int32_t at = places[0];
 #pragma unroll
-      for (int j = 1; j < tile; ++j) {
-        if (precedences[j] > first || (precedences[j] == first && places[j] < at)) {
-          first = precedences[j];
-          at = places[j];
-        }
-      }
+      for (int j = 1; j < tile; ++j) first = precedences[j] > first ? precedences[j] : first;
       const uint32_t greatest = __reduce_max_sync(0xffffffffu, first);
-      at = int32_t(__reduce_min_sync(0xffffffffu, uint32_t(first == greatest ? at : nowhere)));
+      int32_t at = nowhere;
+#pragma unroll
+      for (int j = 0; j < tile; ++j) {
+        const int32_t equal = precedences[j] == greatest ? places[j] : nowhere;
+        at = equal < at ? equal : at;
+      }
+      at = int32_t(__reduce_min_sync(0xffffffffu, uint32_t(at)));
       if (i == start + lane) place = at;
 #pragma unroll
       for (int j = 0; j < tile; ++j) {
