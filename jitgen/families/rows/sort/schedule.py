@@ -28,8 +28,9 @@ SELECTION_WARPS = 4
 """Warps of a block that selects ranks, each of a row of its own."""
 MERGE_THREADS = 256
 """Threads of a block that merges chunks; each finds the ranks of its own elements, and nothing is shared."""
-COUNTING_BLOCKS = 64
-"""Blocks that count a row, each for some of the numbers, where no block would have more than ``MOST_RANGE`` of them."""
+COUNTING_BLOCKS = 128
+"""Blocks that count a row, each for some of the numbers, where no block would have more than ``MOST_RANGE`` of them. Of
+128 experts and 8,000 numbers routing took 6.6 us with 128 blocks, 7.0 with 64, 8.5 with 32 and 12 with 16 (H200)."""
 MOST_RANGE = 8
 """Numbers that a block ranks at most, with their counts in registers."""
 MOST_COUNTING_WARPS = 32
