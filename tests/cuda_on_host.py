@@ -37,6 +37,7 @@ _BEFORE = r"""
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __shared__ static
 #define __grid_constant__

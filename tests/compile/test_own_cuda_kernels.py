@@ -77,6 +77,24 @@ def test_what_is_around_a_kernel_is_compiled_into_it(kernels: dict[str, Any], na
         assert "ld.global.nc" in compiled.asm["ptx"]  # __restrict__ has its meaning
 
 
+def test_a_long_rule_behind_a_loop_takes_none_of_its_registers(kernels: dict[str, Any]) -> None:
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        (m, k), n = a.shape, b.shape[1]
+        c = torch.empty((m, n), device=a.device)
+        kernels["matmul"][(-(-n // 8), -(-m // 8)), (8, 8)](a, b, c, m, n, k)
+        return c
+
+    specs = (TensorSpec(("M", 2048)), TensorSpec((2048, 2048)))
+    registers, is_called = {}, {}
+    for name, rule in (("bare", lambda c: c), ("short", lambda c: F.relu(c) + 1), ("long", F.gelu)):
+        low = jitgen.jit(lambda a, b, rule=rule: rule(product(a, b))).lower(*specs, target="sm_90a")
+        (report,) = low.compile().report
+        assert report["spill_bytes"] == 0
+        registers[name], is_called[name] = report["registers"], "__noinline__" in low.source
+    assert is_called == {"bare": False, "short": False, "long": True}
+    assert registers["long"] <= registers["bare"] + 2
+
+
 def test_values_of_rules_on_the_host(kernels: dict[str, Any]) -> None:
     x, y, gate = torch.randn(3, 5, 13)
     bias = torch.randn(13)

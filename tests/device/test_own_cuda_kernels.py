@@ -33,6 +33,25 @@ def test_random_rules(kernels: dict[str, Any]) -> None:
         assert check(number, "cuda", launches) is None
 
 
+@pytest.mark.parametrize("shape", [(2048, 2048, 64), (37, 41, 29), (1, 1, 1)])
+def test_a_long_rule_behind_a_product(kernels: dict[str, Any], shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+
+    @jitgen.jit
+    def gated(a: Tensor, b: Tensor, bias: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+        c = torch.empty((m, n), device=a.device)
+        kernels["matmul"][(-(-n // 8), -(-m // 8)), (8, 8)](a, b, c, m, n, k)
+        c = c + bias
+        return F.gelu(c), c * torch.tanh(gate)
+
+    a, b, bias, gate = (torch.randn(shape, device="cuda") for shape in ((m, k), (k, n), (n,), (m, n)))
+    low = gated.lower(a, b, bias, gate)
+    assert low.source.count("__noinline__") == 1
+    c = a.double() @ b.double() + bias
+    for got, right in zip(gated(a, b, bias, gate), (F.gelu(c), c * torch.tanh(gate.double())), strict=True):
+        assert torch.allclose(got.double(), right, atol=1e-6 * k + 1e-5, rtol=1e-5)
+
+
 def test_dynamic_shared_memory_and_a_launch_by_itself(kernels: dict[str, Any]) -> None:
     x, out = torch.randn(37, 1000, device="cuda"), torch.zeros(37, device="cuda")
     kernels["sums"][37, 256, 256 * 4](x, out, 1000)

@@ -17,6 +17,7 @@ from jitgen.codegen.c_text.hooks import EPILOGUE, PROLOGUE, hook_refusal
 from jitgen.codegen.c_text.tokens import tokens_of
 from jitgen.deploy.launch_schema import c_refusal
 from jitgen.errors import TraceError, UnsupportedError
+from jitgen.families.launch import hooks
 from tests.cuda_on_host import run
 
 pytest.importorskip("triton")
@@ -157,6 +158,29 @@ def test_sizes_of_launches_are_known_again() -> None:
     for sizes in (4, (4,), (4, 32, 0, 0), ((1, 1, 1, 1), 32), ((), 32)):
         with pytest.raises(TraceError):
             kernel[sizes]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_behind"),
+    [
+        ("for (int i = 0; i < n; ++i) s += x[i]; HOOK", True),
+        ("for (int i = 0; i < n; ++i) { s += x[i]; } if (n) HOOK else s = 0;", True),
+        ("while (n) if (s) --n; else { n = 0; } HOOK", True),
+        ("do { --n; } while (n); HOOK", True),
+        ("do --n; while (n); { HOOK }", True),
+        ("if (s) for (;;) for (;;) break; HOOK", True),
+        ("HOOK", False),
+        ("HOOK for (int i = 0; i < n; ++i) s += x[i];", False),
+        ("for (int i = 0; i < n; ++i) HOOK", False),
+        ("while (s) --s; for (int i = 0; i < n; ++i) if (i) { HOOK }", False),
+        ("do { HOOK } while (n);", False),
+        ("while (s) --s; HOOK while (n) HOOK", False),
+    ],
+)
+def test_what_is_stored_behind_loops(body: str, is_behind: bool) -> None:
+    body = body.replace("HOOK", "out[0] = JITGEN_EPILOGUE(s, 0, 0);")
+    text = f"__global__ void kernel(const float* x, float* out, int n) {{ float s = 0; {body} }}"
+    assert hooks.is_behind_loops(definition_of(text, "kernel"), "out") is is_behind
 
 
 SCALE = """

@@ -32,6 +32,7 @@ class Hook:
         index: where the element's index begins and ends.
         value: where the first argument begins and ends.
         rest: behind the comma that follows it.
+        is_behind_loop: whether it is in no loop, and a loop ends before it.
     """
 
     parameter: str
@@ -40,6 +41,7 @@ class Hook:
     index: tuple[int, int]
     value: tuple[int, int]
     rest: int
+    is_behind_loop: bool = False
 
 
 @functools.lru_cache(64)
@@ -58,6 +60,31 @@ def macros_of(texts: tuple[str, ...]) -> dict[str, list[Token]]:
             free = [w for n, w in enumerate(by) if w.text not in own and not (w.kind == "name" and is_qualified(by, n))]
             macros.setdefault(words[1].text, []).extend(free)
     return macros
+
+
+def _loops(tokens: Sequence[Token]) -> list[range]:
+    """Returns the places of the loops among ``tokens``."""
+    return [
+        range(number, _end_of_statement(tokens, number) + 1)
+        for number, token in enumerate(tokens)
+        if token.text in ("for", "while", "do") and token.kind == "name"
+    ]
+
+
+def _end_of_statement(tokens: Sequence[Token], number: int) -> int:
+    """Returns the place of the last token of the statement at ``number``."""
+    first = tokens[number].text if number < len(tokens) else ""
+    if first == "{":
+        return closing_of(tokens, number)
+    if first == "do":
+        return _end_of_statement(tokens, number + 1)
+    if first in ("for", "while", "if", "switch"):
+        end = _end_of_statement(tokens, closing_of(tokens, number + 1) + 1)
+        has_else = first == "if" and end + 1 < len(tokens) and tokens[end + 1].text == "else"
+        return _end_of_statement(tokens, end + 2) if has_else else end
+    while number < len(tokens) and tokens[number].text != ";":
+        number = closing_of(tokens, number) + 1
+    return number
 
 
 def _reached(tokens: Sequence[Token], macros: Mapping[str, list[Token]]) -> dict[str, list[Token]]:
@@ -91,6 +118,7 @@ def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[H
     macros = macros_of((definition.text, *others))
     pointers = {parameter.name: parameter for parameter in definition.parameters if parameter.is_pointer}
     hooks: list[Hook] = []
+    loops = _loops(body)
     explained: set[int] = set()
     refusals: dict[str, str] = {}
 
@@ -127,7 +155,9 @@ def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[H
         if len(split_at_commas(index)) != 1 or any(_changes(piece, macros) for piece in (index, *arguments[1:])):
             refuse(name, token, "the index, the row or the column of a hook changes a variable")
         of_index, of_value = ((piece[0].start, piece[-1].end) for piece in (index or element, value))
-        hooks.append(Hook(name, token.text, start, of_index, of_value, body[number + 2 + len(value)].end))
+        is_behind = any(loop.stop <= number for loop in loops) and not any(number in loop for loop in loops)
+        rest = body[number + 2 + len(value)].end
+        hooks.append(Hook(name, token.text, start, of_index, of_value, rest, is_behind))
     for number, token in enumerate(body):
         is_used = token.text in pointers and token.kind == "name" and token.start not in explained
         if is_used and not is_qualified(body, number):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgen.codegen.c_text.definition import definition_of
+from jitgen.codegen.c_text.definition import Definition, definition_of
 from jitgen.codegen.c_text.files import includes_of, location_of
 from jitgen.codegen.cpp import CPP
 from jitgen.codegen.cuda import CUDA
@@ -22,14 +22,22 @@ from jitgen.families.launch import NAME, hooks
 from jitgen.families.launch.body import Rule, at_the_call
 from jitgen.families.launch.layout import Layout, RuleLayout, launched, parameter_of, parameters, passed_integers
 from jitgen.families.launch.schedule import Schedule, explain
+from jitgen.ir.attributes import LaunchAttrs
 from jitgen.ir.body import Body, compute_dtype
 from jitgen.ir.launches import TENSOR
+from jitgen.ir.ops import flops_of
 from jitgen.ir.program import Kernel
+from jitgen.kernel.explain import operations_in
 from jitgen.kernel.printed import sum_of
 from jitgen.kernel.printed_entry import IN_CUDA, ON_CPU, params_of
 from jitgen.kernel.render import source
 from jitgen.spec import KernelSource
 
+SHORT = 4
+"""Operations of a rule that is inlined behind a loop, too. A longer one is a call there: inlined, a GELU behind a tiled
+product had the compiler compute the addresses of the loop's loads again in each of its passes, to spare registers, so
+that 2,048 rows took 2,989 us where the kernel alone takes 2,756; by a call it takes 2,760 (H200,
+docs/measured/h200-own-calls.json). Three operations cost nothing."""
 _BUILT_IN = {
     name: f"#ifdef __CUDACC_RTC__\n{content}#else\n#include_next <{name}>\n#endif\n"
     for name, content in (
@@ -69,6 +77,7 @@ def render(
     listed = [*((False, rule) for rule in own.loads), *((True, rule) for rule in own.stores)]
     rules = [
         _rule(rule, is_store, rule_layout, body, dialect, spelled)
+        | {"is_apart": is_cuda and is_store and _is_apart(rule, own.attrs, definition)}
         for (is_store, rule), rule_layout in zip(listed, layout.rules, strict=True)
     ]
     edits = hooks.as_function(definition) if is_cuda else []
@@ -101,6 +110,12 @@ def render(
     name = f"{NAME}_{definition.name.rpartition('::')[2]}"
     built, own_files = (context, options), (own_headers, packages)
     return source(name, kernel, schedule, device, compiler, titles, built, False, family_folder(NAME), own_files)
+
+
+def _is_apart(rule: Rule, attrs: LaunchAttrs, definition: Definition) -> bool:
+    """Returns whether a rule of CUDA C++ is a function that is called, so that it takes no registers of the loop."""
+    operations = sum(flops_of(name) for name in operations_in(rule.instructions))
+    return operations > SHORT and hooks.is_behind_loops(definition, parameter_of(attrs, rule.number))
 
 
 def _arguments(kernel: Kernel, layout: Layout, spelled: dict[str, str], dialect: Dialect) -> list[str]:

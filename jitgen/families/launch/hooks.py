@@ -34,6 +34,11 @@ def as_function(definition: Definition) -> list[Edit]:
     return edits
 
 
+def is_behind_loops(definition: Definition, parameter: str) -> bool:
+    """Returns whether the kernel stores ``parameter`` behind its loops alone, once in a thread."""
+    return all(hook.is_behind_loop for hook in hooks_of(definition)[0] if hook.parameter == parameter)
+
+
 def replaced(definition: Definition, loads: Mapping[str, str], stores: Mapping[str, str]) -> list[Edit]:
     """Returns the edits that put rules into the kernel.
 
