@@ -221,6 +221,10 @@ def _codes() -> Iterator[Case]:
         tiles = w.float().view(w.shape[0] // 128, 128, w.shape[1] // 128, 128) * t[:, None, :, None]
         return wide @ tiles.view(w.shape).T
 
+    def mlp(x: Any, gain: Any, gate: Any, up: Any, down: Any) -> Any:
+        y = F.rms_norm(x, (4096,), gain)
+        return F.linear(F.silu(F.linear(y, gate)) * F.linear(y, up), down)
+
     for rows in (4, 4096):
         for dtype in (torch.int8, torch.float8_e4m3fn):
             x, w = Spec((rows, 4096), dtype), Spec((6144, 4096), dtype)
@@ -234,6 +238,9 @@ def _codes() -> Iterator[Case]:
         ):
             weight = Spec((6144, 4096), half, format=format, group_size=group, activation=kind)
             yield f"{format.replace('.', '_')}_codes_{rows}", F.linear, (Spec((rows, 4096), half), weight)
+        kind = {"format": "fp8_e4m3.rows128", "group_size": 128, "activation": "fp8_e4m3.block128"}
+        weights = [Spec(shape, half, **kind) for shape in ((14336, 4096), (14336, 4096), (4096, 14336))]
+        yield f"blocks_mlp_{rows}", mlp, (Spec((rows, 4096), half), Spec((4096,), half), *weights)
 
 
 def _ordered() -> Iterator[Case]:

@@ -20,7 +20,8 @@ Built = tuple[dict[str, Any], dict[str, Any]]
 """What a family's ``build`` for a dialect returns: the context of its template, and the options of ``KernelSource``."""
 
 _AT_HAND = (
-    *("load", "iota", "reduce", "scan", "state", "sort", "merge", "limited", "taken", "scalar", "contract", "launch"),
+    *("load", "iota", "reduce", "blocked", "scan", "state", "sort", "merge", "limited", "taken"),
+    *("scalar", "contract", "launch"),
 )
 """Operations whose value exists before the first line."""
 

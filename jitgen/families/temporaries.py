@@ -61,6 +61,18 @@ class Temporaries:
         """Returns the ``input`` node of the temporary that holds ``node`` already; None if none does."""
         return self._by_value.get(node)
 
+    def exchange(self, temporary: Node, value: Node) -> Node:
+        """Holds ``value`` in ``temporary``, whose own value nothing reads any more, and returns its new ``input``
+        node."""
+        number = temporary.attrs.number - self.first
+        for known in (self._by_value, self._by_matrix):
+            for before in [node for node, kept in known.items() if kept is temporary]:
+                del known[before]
+        node = self.mover.builder.make("input", (), value.dtype, value.shape, temporary.attrs, value.location)
+        self.values[number], self.nodes[number] = value, node
+        self._by_matrix[self._as_matrix(value)] = self._by_value[value] = node
+        return node
+
     def replace_values(self, values: Iterable[Node]) -> None:
         """Computes the first temporaries by other ``values``, equal to what they hold. A value that is the temporary's
         own node says that it stays: a family has asked to store it."""

@@ -82,6 +82,12 @@ class LargestAttrs(NamedTuple):
     """How many neighbouring elements of a row one result is of, which divides the row."""
 
 
+class BlockAttrs(NamedTuple):
+    kind: str
+    size: int
+    """How many neighbours of a row are a block."""
+
+
 class ContractAttrs(NamedTuple):
     equation: str
     accumulator: str

@@ -60,7 +60,9 @@ class Instruction:
             ``scan`` (likewise), which is a value for each element again. Of a scan in chunks, further arguments are the
             components of the state of every chunk of the row (``ir/scans.py``), and a ``state`` (the component's number
             in ``attr``) gives one of them. A ``sort`` of stage-0 elements, and a ``merge`` of the values and indices of
-            sorted chunks, are of stage 1; their ``attr`` is what they give, and the ``Order`` (``ir/sorts.py``).
+            sorted chunks, are of stage 1; their ``attr`` is what they give, and the ``Order`` (``ir/sorts.py``). A
+            ``blocked`` (its kind and the size of blocks in ``attr``) is a value for each element, of the stage of its
+            argument.
     """
 
     op: str
@@ -129,6 +131,7 @@ class Operand:
         gathered: of a gather, the number of its last dimensions, along which indices choose.
         within: of a store, the range of indices of a row at which elements are stored; None where all are.
         run: of a store, of how many neighbouring columns one element is the largest.
+        block: of a store, how many neighbours of a row have one element of it; 0 where each has its own.
     """
 
     kind: str
@@ -141,6 +144,7 @@ class Operand:
     gathered: int = 0
     within: tuple[Size, Size] | None = None
     run: int = 1
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -241,6 +245,11 @@ class Body:
     @property
     def stores(self) -> tuple[int, ...]:
         return tuple(index for index, operand in enumerate(self.operands) if operand.kind == "store")
+
+    @property
+    def has_blocks(self) -> bool:
+        """Returns whether something stored is of a block of neighbours of a row."""
+        return any(operand.block for operand in self.operands)
 
     @property
     def has_runs(self) -> bool:

@@ -32,6 +32,7 @@ from jitgen.ir.gathers import to_iteration_space
 from jitgen.ir.graph import Movement, Node, Shape
 from jitgen.ir.nodes import (
     BITS,
+    BLOCKED,
     BLOCKS,
     CAST,
     CONST,
@@ -78,12 +79,15 @@ class BodyBuilder:
         self._noted: set[int] = set()
         self._seen: set[int] = set()
         self._row_dims: tuple[int, ...] = ()
+        self._has_rows = False
         self._contractions: list[Contraction] = []
         self._load, self._iota, self._chosen = "load", "iota", "gather"
 
     def lower(self, region: Region, result_buffer: Sequence[int]) -> Body:
         rank = len(region.shape)
         self._row_dims = tuple(range(rank - region.row_rank, rank))
+        # A product's epilogue reduces blocks of a row: what is reduced has the region's shape, its result a block's.
+        self._has_rows = bool(self._row_dims) or any(REDUCE in store.value.kinds for store in region.stores)
         for store in region.stores:
             for source in store.sources:
                 self._note_what_is_seen(source)
@@ -91,10 +95,10 @@ class BodyBuilder:
         values = [self.value(node) for _, node in stored]
         for (store, node), value in zip(stored, values, strict=True):
             buffer = result_buffer[store.result]
-            row = bool(self._row_dims) and store.value.shape != region.shape
+            row = self._has_rows and store.value.shape != region.shape
             row = row and all(store.value.shape[dim] == 1 for dim in self._row_dims)  # else equal to it, by a guard
             described = ("store", buffer, node.dtype, self.buffers[buffer], store.movements)
-            operand = Operand(*described, row=row, within=store.within, run=store.run)
+            operand = Operand(*described, row=row, within=store.within, run=store.run, block=store.block)
             self.operands.append(operand)
             dtype = compute_dtype(node.dtype)
             value = self._before_rounding(value, operand.dtype)
@@ -114,7 +118,7 @@ class BodyBuilder:
         return instruction.args[0] if is_rounded else value
 
     def _emit(self, instruction: Instruction) -> int:
-        if self._row_dims:
+        if self._has_rows:
             instruction = placed(instruction, self.instructions, self.operands)
         key = identity_of(instruction)
         if key not in self._positions:
@@ -187,7 +191,7 @@ class BodyBuilder:
             (operand,) = node.inputs
             order = Order(False, 0, operand.shape[-1], operand.dtype, bound=bound)
             return self._emit(Instruction("sort", arguments, dtype, (what, order), node.location))
-        if node.kind in (LIMITED, TAKEN):
+        if node.kind in (BLOCKED, LIMITED, TAKEN):
             return self._emit(Instruction(node.op, arguments, dtype, tuple(node.attrs) or None, node.location))
         if node.kind in (REDUCE, SCAN):
             return self._emit(Instruction(node.op, arguments, dtype, node.attrs.kind, node.location))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.ir import batching, moves, symbols
 from jitgen.ir.attributes import (
     AlongAttrs,
+    BlockAttrs,
     ContractAttrs,
     ConvolveAttrs,
     CountedAttrs,
@@ -325,6 +326,15 @@ LARGEST = Kind(
     Reads.ANYWHERE,
     LargestAttrs,
 )
+BLOCKED = Kind(
+    "blocked",
+    "at every element, the combination of those of its block, neighbours of a row of which it has whole blocks; only "
+    "plans have such nodes",
+    ONE,
+    Reads.ROW,
+    BlockAttrs,
+    flops=_one,
+)
 ROWS = "rows"
 """The layout of a ``dequantize`` node of dense codes (rows, K) of 8 bits, and a scale for each row."""
 BLOCKS = "blocks"
@@ -361,7 +371,7 @@ CUSTOM_GRADIENT = Kind(
 
 _LEAVES = (INPUT, CONST, SCALAR, IOTA)
 _SUMMED = (CONTRACT, GROUPED, CONVOLVE)
-_ALONG = (SCAN, SORT, COUNTED, LIMITED, TAKEN, LARGEST)
+_ALONG = (SCAN, SORT, COUNTED, LIMITED, TAKEN, LARGEST, BLOCKED)
 _MOVED = (VIEW, CAT, GATHER, SCATTER)
 _COMPUTED = (*_MOVED, REDUCE, *_SUMMED, LAUNCH, OWN, *_ALONG, DEQUANTIZE, CAST, BITS, CUSTOM_GRADIENT)
 PRODUCTS = frozenset({CONTRACT, GROUPED})

@@ -88,6 +88,8 @@ class Store:
             for each of them, after those of the value. No two elements choose the same place.
         within: the range of indices along the sequential axis at which elements are stored; the result has no others.
         run: of how many neighbours along the last axis the result has the largest; of 1 it has every element.
+        block: where the result has one element for each block of so many along the last axis, whose values are equal;
+            else 0.
     """
 
     result: int
@@ -96,6 +98,7 @@ class Store:
     indices: tuple[Node, ...] = ()
     within: tuple[Size, Size] | None = None
     run: int = 1
+    block: int = 0
 
     @property
     def sources(self) -> tuple[Node, ...]:

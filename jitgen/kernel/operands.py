@@ -98,7 +98,7 @@ def power_of_two(number: int) -> int:
 
 def pointwise_flops(instructions: Iterable[Instruction], elements: int) -> int:
     """Counts the operations of ``instructions`` for so many elements; a reduction or a scan is one for each."""
-    weights = (flops_of(i.op) or int(i.op in ("reduce", "scan")) for i in instructions)
+    weights = (flops_of(i.op) or int(i.op in ("reduce", "blocked", "scan")) for i in instructions)
     return elements * sum(weights)
 
 

@@ -29,11 +29,13 @@ class RowOperand(PrintedOperand):
 
     Both are those of ``RowLayout``. ``unit`` is how many elements one access may move; 1 where it moves none together.
     ``within`` are the first index along the row at which a result is stored and the one behind the last, as text.
+    ``block``: how many elements of the row have one element of it, or 0.
     """
 
     across: str
     unit: int
     within: tuple[str, str] | None = None
+    block: int = 0
 
     @property
     def is_once(self) -> bool:
@@ -151,6 +153,7 @@ def row_attributes(
             **printed_attributes(declared, layout.along[index], values[index], dialect),
             across=layout.across[index],
             unit=layout.unit if moving[index] == "contiguous" else 1,
+            block=body.operands[index].block,
         )
         for index, declared in enumerate(parameters.operands)
     ]

@@ -32,7 +32,8 @@ class RowLayout:
     Attributes:
         outer: how many dimensions count rows, at least 1, the innermost last, after neighbours were merged.
         along: what each operand is along the row: ``"contiguous"`` (stride 1), ``"strided"``, ``"broadcast"`` (stride
-            0: one element for the whole row) or ``"row"`` (the body reads or writes it once a row).
+            0: one element for the whole row), ``"row"`` (the body reads or writes it once a row) or ``"block"`` (it
+            writes one for each block of the row).
         across: what each operand is from a row to the next: ``"contiguous"``, ``"strided"`` or ``"broadcast"``; empty
             strings where the family does not ask.
         columns: whether neighbouring elements belong to neighbouring rows, as those of a matrix's columns do: the
@@ -124,6 +125,8 @@ def _extent(operand: Operand, length: int, call: Call) -> int:
     if operand.within is not None:
         first, end = (symbols.evaluate(size, call.environment) for size in operand.within)
         return end - first
+    if operand.block:
+        return length // operand.block
     return 1 if operand.row else length
 
 
@@ -138,7 +141,7 @@ def row_layout(
         units: whether sources depend on how many elements one access moves.
     """
     along = tuple(
-        "row" if operand.row else stride_kind(steps[-1])
+        "row" if operand.row else "block" if operand.block else stride_kind(steps[-1])
         for operand, steps in zip(body.operands, geometry.strides, strict=True)
     )
     asks_across = asks_across or columns
@@ -193,8 +196,12 @@ def row_parameters(
     (body,), (layout,) = kernel.bodies, layouts
     axes = [*(Integer(name, name) for name in lengths)]
     axes += [Integer(f"n{dim}", "sizes", dim=dim) for dim in range(layout.outer)]
+
+    def step(number: int, kind: str) -> str:
+        return "1" if kind == "contiguous" else f"r{number}" if kind in ("strided", "block") else "0"
+
     operands = [
-        declared(operand, i, [*[""] * layout.outer, {"contiguous": "1", "strided": f"r{i}"}.get(kind, "0")])
+        declared(operand, i, [*[""] * layout.outer, step(i, kind)])
         for i, (operand, kind) in enumerate(zip(body.operands, layout.along, strict=True))
     ]
     return KernelParameters((RegionParameters(tuple(axes), tuple(operands)),), layout.wide)

@@ -18,6 +18,7 @@ from jitgen.ir.batched import batched
 from jitgen.ir.graph import Builder, Graph, InputSpec, input_shape
 from jitgen.ir.nodes import (
     BITS,
+    BLOCKED,
     CAST,
     CAT,
     CONST,
@@ -76,14 +77,14 @@ def test_arithmetic_has_operations_and_movement_has_none() -> None:
 
 def test_a_manifest_holds_every_kind_but_marks_for_gradients() -> None:
     """``test_manifest_schema.test_marks_for_gradients_are_not_recorded`` shows that none is recorded."""
-    assert set(node_schema.CHECKS) == set(KINDS.values()) - {CUSTOM_GRADIENT, COUNTED, LARGEST, LIMITED, TAKEN}
+    assert set(node_schema.CHECKS) == set(KINDS.values()) - {CUSTOM_GRADIENT, BLOCKED, COUNTED, LARGEST, LIMITED, TAKEN}
     assert set(node_schema.VIEWS) == set(MOVEMENTS)
 
 
 def test_a_gradient_flows_through_every_kind_with_operands() -> None:
     """A quantised weight has no gradient, plans alone count numbers, integers and predicates have none, and two
     operations come from rewrites that no gradient is computed of."""
-    assert set(DERIVATIVES) == set(STRUCTURED) - LEAVES - {DEQUANTIZE, COUNTED, LARGEST, LIMITED, TAKEN}
+    assert set(DERIVATIVES) == set(STRUCTURED) - LEAVES - {DEQUANTIZE, BLOCKED, COUNTED, LARGEST, LIMITED, TAKEN}
     without = {name for name in set(OPS) - set(RULES) if not OPS[name].predicate and "float32" in OPS[name].domain}
     assert without == {"fma", "exp2_normal"}
     assert all(len(RULES[name]) == OPS[name].arity for name in RULES)
@@ -94,6 +95,7 @@ def test_every_kind_with_operands_is_computed_over_a_batch() -> None:
         DEQUANTIZE,
         GROUPED,
         LAUNCH,
+        BLOCKED,
         COUNTED,
         LARGEST,
         LIMITED,
@@ -106,7 +108,7 @@ def test_views_move_by_a_rule_or_by_commuting() -> None:
     a user's kernel writes."""
     assert not [kind for kind in KINDS.values() if kind.commutes and kind.move]
     stay = {kind for kind in KINDS.values() if not kind.commutes and kind.move is None}
-    assert stay == {INPUT, IOTA, VIEW, CONVOLVE, SCATTER, LAUNCH, COUNTED, TAKEN, LARGEST, DEQUANTIZE}
+    assert stay == {INPUT, IOTA, VIEW, CONVOLVE, SCATTER, LAUNCH, COUNTED, TAKEN, LARGEST, BLOCKED, DEQUANTIZE}
 
 
 def test_pointwise_kinds_are_the_operations_and_casts() -> None:
@@ -114,7 +116,7 @@ def test_pointwise_kinds_are_the_operations_and_casts() -> None:
     assert {kind for kind in KINDS.values() if kind.is_number} == {CONST, SCALAR}
     elsewhere = {CAT, CONTRACT, GROUPED, CONVOLVE, GATHER, SCATTER, LAUNCH, SORT, COUNTED, LARGEST, DEQUANTIZE}
     assert {kind for kind in KINDS.values() if kind.reads_elsewhere} == elsewhere
-    assert {kind for kind in KINDS.values() if kind.reads_others} == elsewhere | {REDUCE, SCAN, LIMITED, TAKEN}
+    assert {kind for kind in KINDS.values() if kind.reads_others} == elsewhere | {REDUCE, SCAN, LIMITED, TAKEN, BLOCKED}
     assert {kind for kind in KINDS.values() if kind.reads is Reads.NOTHING} == LEAVES
     assert {kind for kind in KINDS.values() if kind.operands == (0, 0)} == LEAVES
 

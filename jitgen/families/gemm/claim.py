@@ -22,14 +22,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgen.errors import UnsupportedError
+from jitgen.families.blocks_of_rows import pairs
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.gemm import largest
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
 from jitgen.families.gemm.orders import activation_in_its_order, in_its_order, is_copied
+from jitgen.families.gemm.quantised_results import quantised_result, quantises_results, region_of
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
-from jitgen.ir.nodes import BLOCKS, CAST, DEQUANTIZE, PRODUCTS, VIEW
+from jitgen.ir.nodes import BLOCKED, BLOCKS, CAST, DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import ROW_TILE, Mover, at_tile
@@ -71,16 +73,19 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     if PRODUCTS.isdisjoint(kinds_of(values)):
         return Claim((), values)
     mover, materialize = partition.mover, partition.materialize
-    unflattened = [largest.store_of(position, node) for position, node in enumerate(values)]
+    quantised = pairs(values, quantised_result) if quantises_results(partition.device) else {}
+    regions = [region_of(found, positions, mover) for positions, found in quantised.items()]
+    taken = {position for positions in quantised for position in positions}
+    unflattened = [largest.store_of(position, node) for position, node in enumerate(values) if position not in taken]
     unflattened = without_hidden_products(unflattened, mover, materialize, flat=False)
     stores = [replace(flattened(store.result, store.value, mover), run=store.run) for store in unflattened]
     stores = without_hidden_products(stores, mover, materialize, flat=True)
     several = not partition.device.uses_cutlass
     stores = [_with_products_of_one_kernel(store, mover, materialize, several) for store in stores]
-    regions: list[Region] = []
-    rest: list[Node | None] = list(values)
+    rest: list[Node | None] = [None if position in taken else node for position, node in enumerate(values)]
+    wholes = {store.result: store.value for store in unflattened}
     for store in stores:
-        whole = unflattened[store.result].value
+        whole = wholes[store.result]
         if not products_of(store.value):
             rest[store.result] = largest.in_memory(restored(store, whole, mover), store, mover)
         elif not keeps_columns(store, whole):
@@ -172,8 +177,6 @@ def _kind(product: Node) -> tuple[Any, ...]:
     """Returns what the products of one region have in common."""
     x, weight, *groups = product.inputs
     base = weight.under_views
-    if in_blocks(x) or in_blocks(weight):
-        return (product,)  # a region has the scales of one product
     return x, *groups, base.attrs if base.kind is DEQUANTIZE else weight.dtype, product.attrs
 
 
@@ -203,7 +206,7 @@ def _with_operands_in_memory(
             divided = [operand if operand.is_in_memory else materialize(operand) for operand in groups]
             operands = (x, _weight_in_memory(node, partition, materialize), *divided)
             memo[id(node)] = mover.builder.like(node, operands)
-        elif node.kind.reads_others:
+        elif node.kind.reads_others and node.kind is not BLOCKED:
             memo[id(node)] = materialize(node)
         else:
             children = [memo[id(child)] for child in node.inputs]

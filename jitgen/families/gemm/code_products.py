@@ -27,6 +27,7 @@ from jitgen.families.family import Partition
 from jitgen.families.gemm.block_products import multiplies_blocks, of_weight, product_of_blocks, scales_of_blocks
 from jitgen.families.gemm.low_bit_products import products_of_low_bits
 from jitgen.families.gemm.mainloops import multiplies_codes
+from jitgen.families.gemm.quantised_results import with_quantised_results
 from jitgen.ir import symbols
 from jitgen.ir.analysis import nearest, one_of, unrounded, varies
 from jitgen.ir.equations import axes
@@ -61,6 +62,11 @@ class Operand:
 
 def products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     """Rewrites the products of ``values``, the results and temporaries of a whole graph, that are products of codes."""
+    others = len(values) - len(partition.temporaries.values)
+    return with_quantised_results(_products_of_codes(values, partition), partition, others)
+
+
+def _products_of_codes(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
     values, device = products_of_low_bits(values, partition), partition.device
     codes = multiplied_codes(device)
     if not codes or PRODUCTS.isdisjoint(kinds_of(values)):

@@ -14,7 +14,7 @@ from jitgen.codegen.printing import Line, Printed, printed
 from jitgen.errors import UnsupportedError
 from jitgen.families.gemm.layout import GemmLayout, parameters
 from jitgen.families.gemm.mainloops import GemmSchedule
-from jitgen.ir.body import Body, Contraction
+from jitgen.ir.body import Body, Contraction, behind, unvarying
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.printed import (
@@ -111,6 +111,32 @@ class ContractionContext:
 
 
 @dataclass(frozen=True)
+class BlockSteps:
+    """Describes the epilogue of a region that is quantised in blocks of a row, in three steps.
+
+    Attributes:
+        kind: of the reduction of each block.
+        before: statements that compute, for an element, ``kept`` and ``reduced``.
+        kept: (name, type) of the values that the codes are computed of, besides that of the reduction.
+        reduced: the name of the value that is reduced.
+        extremum: (name, type) of the value of a block.
+        of_block: statements that compute the scale.
+        of_codes: statements that compute, for an element, its code.
+        codes, scales: the operands that are written.
+    """
+
+    kind: str
+    before: tuple[Line, ...]
+    kept: tuple[tuple[str, str], ...]
+    reduced: str
+    extremum: tuple[str, str]
+    of_block: tuple[Line, ...]
+    of_codes: tuple[Line, ...]
+    codes: GemmOperand
+    scales: GemmOperand
+
+
+@dataclass(frozen=True)
 class GemmRegion:
     """Describes one region.
 
@@ -122,6 +148,7 @@ class GemmRegion:
         operands: all of its operands.
         lines: statements of the epilogue, which compute from ``loads`` and the accumulators.
         scalars: (name, type) of run-time scalars that the epilogue reads.
+        steps: of a region that is quantised in blocks; else None.
     """
 
     index: int
@@ -131,6 +158,7 @@ class GemmRegion:
     operands: tuple[GemmOperand, ...]
     lines: tuple[Line, ...]
     scalars: tuple[tuple[str, str], ...]
+    steps: BlockSteps | None = None
 
     @property
     def loads(self) -> tuple[GemmOperand, ...]:
@@ -226,15 +254,55 @@ class _Region:
             self._contraction(index, contraction) for index, contraction in enumerate(self.body.contractions)
         ]
         kinds = zip(self.body.operands, self.layout.operands, strict=True)
-        operands = ", ".join(f"{operand.kind} {operand.dtype} {kind}" for operand, kind in kinds)
+        described = ", ".join(f"{operand.kind} {operand.dtype} {kind}" for operand, kind in kinds)
+        operands = tuple(self._operand(index, epilogue) for index in range(len(self.body.operands)))
         return GemmRegion(
             index=self.number,
-            title=f"(rows, columns) over K: {operands}",
+            title=f"(rows, columns) over K: {described}",
             columns=self.parameters.name(f"n{self.number}"),
             contractions=tuple(contractions),
-            operands=tuple(self._operand(index, epilogue) for index in range(len(self.body.operands))),
+            operands=operands,
             lines=tuple(epilogue.lines.values()),
             scalars=tuple(epilogue.scalars.items()),
+            steps=self._steps(epilogue, operands),
+        )
+
+    def _steps(self, text: Printed, operands: Sequence[GemmOperand]) -> BlockSteps | None:
+        """Divides the epilogue before and after what it computes of blocks of a row, if it does."""
+        instructions, types = self.body.instructions, self.dialect.types
+        extremum = next((position for position, one in enumerate(instructions) if one.op == "blocked"), None)
+        if extremum is None:
+            return None
+        scales, codes = sorted(
+            (one for one in instructions if one.op == "store"), key=lambda one: not self.body.operands[one.attr].block
+        )
+        numbers = unvarying(instructions, lambda _: False)
+        after = {extremum}
+        for position, one in enumerate(instructions):
+            if not after.isdisjoint(one.args):
+                after.add(position)
+        needed = behind(instructions, codes.args) & after - {extremum}
+        kept = {argument for position in needed for argument in instructions[position].args} - after
+        kept = {position for position in kept if not numbers[position]}
+        stops = (extremum, *sorted(kept))
+
+        def lines(roots: Sequence[int], stops: Sequence[int] = ()) -> tuple[Line, ...]:
+            positions = behind(instructions, roots, stops) - {*stops}
+            return tuple(line for position, line in text.lines.items() if position in positions)
+
+        def named(position: int) -> tuple[str, str]:
+            return text.names[position], types[instructions[position].dtype]
+
+        return BlockSteps(
+            kind=instructions[extremum].attr[0],
+            before=lines((*instructions[extremum].args, *kept)),
+            kept=tuple(map(named, sorted(kept))),
+            reduced=text.names[instructions[extremum].args[0]],
+            extremum=named(extremum),
+            of_block=lines(scales.args, stops),
+            of_codes=lines(codes.args, stops),
+            codes=operands[codes.attr],
+            scales=operands[scales.attr],
         )
 
     def _contraction(self, index: int, contraction: Contraction) -> ContractionContext:

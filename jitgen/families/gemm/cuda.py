@@ -15,7 +15,7 @@ from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built
 from jitgen.families.gemm import cutlass, stream_tiles, wgmma
 from jitgen.families.gemm.codes import codes_type
-from jitgen.families.gemm.context import ContractionContext, GemmContext, GemmOperand, GemmRegion
+from jitgen.families.gemm.context import BlockSteps, ContractionContext, GemmContext, GemmOperand, GemmRegion
 from jitgen.families.gemm.cuda_operands import base_of, members, reads, vector
 from jitgen.families.gemm.layout import BY_ROWS, GemmLayout
 from jitgen.families.gemm.mainloops import (
@@ -310,7 +310,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "epilogues": [f"epilogue{region['index']}" for region in regions],
         "batch": _batch(products),
         "batch_type": _batch_type(products),
-        "block_scales": _block_scales(first, products),
+        "block_scales": _block_scales(products.regions[0].contractions, products),
     }, {}
 
 
@@ -332,22 +332,30 @@ def _times_codes(product: ContractionContext) -> str:
     return storage if item_size(product.x.dtype) > 1 else f"jitgen::Bytes<{storage}, {storage}>"
 
 
-def _block_scales(product: ContractionContext, products: GemmContext) -> str:
+def _block_scales(products_of_region: Sequence[ContractionContext], products: GemmContext) -> str:
     """Prints the mainloop's last arguments, what follows the epilogue: one product, unless it is a batch, and its
     ``BlockScales``; empty without scales of blocks."""
-    blocks = product.contraction.blocks
+    first, *others = products_of_region
+    blocks = first.contraction.blocks
     if not blocks:
         return ""
-    of_both = dict(zip(blocks, product.weight[1:], strict=True))
-    values = []
-    for name in ("x", "weight"):
-        values += [of_both[name].source, *of_both[name].own] if name in of_both else ["nullptr", "0", "0"]
+    of_both = dict(zip(blocks, first.weight[1:], strict=True))
+    x = of_both.get("x")
+    values = [x.source, *x.own] if x is not None else ["nullptr", "0", "0"]
+    for product in products_of_region:
+        if "weight" not in of_both:
+            values += ["nullptr", "0", "0", *(["0"] if products.grouping or others else [])]
+            continue
+        weight = product.weight[1]
+        values += [weight.source, *weight.own]
+        values += weight.batch_strides if products.grouping else ["0"] if others else []
     flags = ["x" in of_both, "weight" in of_both]
+    many = [len(products_of_region)] if others else []
     if not products.grouping:
-        return f", jitgen::OneMatrix(), jitgen::BlockScales<{_list(*flags)}>{{{', '.join(values)}}}"
-    steps = of_both["weight"].batch_strides if "weight" in of_both else ("0",)
-    values += [*steps, f"int({products.name('group_count')})"]
-    return f", jitgen::BlockScales<{_list(*flags, True)}>{{{', '.join(values)}}}"
+        arguments = _list(*flags, *([False, *many] if many else []))
+        return f", jitgen::OneMatrix(), jitgen::BlockScales<{arguments}>{{{', '.join(values)}}}"
+    values.append(f"int({products.name('group_count')})")
+    return f", jitgen::BlockScales<{_list(*flags, True, *many)}>{{{', '.join(values)}}}"
 
 
 def _batch_type(products: GemmContext) -> str:
@@ -432,6 +440,7 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int, is_moved: bool =
         "matrix_lines": [],
         **reads(region.loads, width),
         "lines": region.lines,
+        "steps": region.steps and _block_steps(region.steps, width),
         "stores": [_store(operand, width) for operand in region.stores],
         "run": max(operand.run for operand in region.stores),
     }
@@ -443,6 +452,25 @@ def _store(operand: GemmOperand, width: int) -> dict[str, Any]:
     if operand.run == 1:
         return described
     return described | {"address": f"{operand.pointer} + ({operand.position('m', f'n / {operand.run}')})"}
+
+
+def _block_steps(steps: BlockSteps, width: int) -> dict[str, Any]:
+    """Describes the epilogue of a region that is quantised in blocks."""
+    return {
+        "kind": steps.kind.capitalize(),
+        "before": steps.before,
+        "kept": [name for name, _ in steps.kept],
+        "reduced": steps.reduced,
+        "extremum": steps.extremum[0],
+        "of_block": steps.of_block,
+        "of_codes": steps.of_codes,
+        "codes": vector(steps.codes, width) | {"step": steps.codes.own[1]},
+        "scales": vector(steps.scales, 1) | {"address": _address_of_block(steps.scales)},
+    }
+
+
+def _address_of_block(scales: GemmOperand) -> str:
+    return f"{scales.pointer} + ({scales.position('m', 'block')})"
 
 
 Types = list[tuple[str, str]]

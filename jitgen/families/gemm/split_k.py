@@ -71,9 +71,9 @@ def split_k(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
     if device.uses_cutlass:
         return _kernel_of_each(kernel)
     if device.dialect not in DIALECTS_WITH_SPLIT_K or any(
-        len(body.shape) > 2 or body.is_grouped or body.has_runs for body in kernel.bodies
+        len(body.shape) > 2 or body.is_grouped or body.has_runs or body.has_blocks for body in kernel.bodies
     ):
-        return None  # a batch of products has enough tiles, and so have groups; what reads sums has no runs
+        return None  # a batch of products has enough tiles, and so have groups; runs and blocks of columns need sums
     sizes = [tuple(symbols.evaluate(size, call.environment) for size in body.shape) for body in kernel.bodies]
     length = symbols.evaluate(kernel.bodies[0].contractions[0].length, call.environment)
     if not may_split_k(sizes[0][0], [columns for _, columns in sizes], length, device):

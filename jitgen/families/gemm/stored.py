@@ -24,9 +24,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jitgen.families.blocks_of_rows import pairs
 from jitgen.families.family import Partition
 from jitgen.families.gemm.matrices import flattened, keeps_last_dimension, restored
 from jitgen.families.gemm.orders import is_stored_along_rows
+from jitgen.families.gemm.quantised_results import quantised_result
 from jitgen.families.storage import for_elements, storage_of
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, kinds_of, walked
@@ -130,6 +132,7 @@ def _in_memory(node: Node, is_activation: bool, partition: Partition) -> Node:
 def _owners(index: Index) -> dict[Node, Owner]:
     """Returns the owner of each node of ``index`` that has one."""
     fused = _fused_products(index)
+    inside = {node for found in pairs(index.roots, quantised_result).values() for node in found.inside}
     owners: dict[Node, Owner] = {}
     groups: dict[object, Owner] = {}
     for number, node in enumerate(index.order):
@@ -142,7 +145,7 @@ def _owners(index: Index) -> dict[Node, Owner]:
             owner.depth = max(depth, owner.depth)
             owner.is_fused = node in fused
             owner.products.append(node)
-        elif latest is not None and (passes(node) or (node.kind is VIEW and not latest.products)):
+        elif latest is not None and (passes(node) or node in inside or (node.kind is VIEW and not latest.products)):
             owner = latest
         elif latest is not None or node.kind is REDUCE:
             owner = Owner(number, depth)

@@ -81,6 +81,7 @@ class Weights:
         item: bytes of an element of x.
         promoted: whether the sums of a stage are added to the others outside of wgmma, as those of 8-bit floats are.
         in_blocks: whether these sums have scales of blocks, of 128 columns.
+        quantises: whether the result is quantised in blocks of 128 columns, which a warpgroup has whole.
     """
 
     columns: tuple[int, ...]
@@ -94,6 +95,7 @@ class Weights:
     item: int = 2
     promoted: bool = False
     in_blocks: bool = False
+    quantises: bool = False
 
     @property
     def dense(self) -> bool:
@@ -375,6 +377,13 @@ they come. In an order (``ProductOrder``) tiles of 256 columns took 4 to 11 % lo
 and 6 % more where a turn ended with the start of products, and the wide ones 22 to 28 % longer where it ended with the
 sums (eight products on a Hopper GPU)."""
 
+_QUANTISING = (
+    *_PROMOTED,
+    WgmmaBytes(1, 1, 256, stages=5),
+    WgmmaBytes(1, 1, 256, stages=5, pingpong=True),
+)
+"""Tiles of products of which the result is quantised: few rows of two products have whole blocks in a warpgroup so."""
+
 _BATCHED_BYTES = (
     WgmmaBytes(2, 1, 128, stages=5),
     WgmmaBytes(2, 1, 64, stages=3, resident=2),
@@ -402,7 +411,8 @@ def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
     is_one = len(weights.columns) == weights.contractions == 1
     if rows > FEW_TOKENS[-1] and is_one and not weights.transposed and not weights.x_transposed:
         dense += ARRANGED
-    table = dense if weights.item == 2 else _PROMOTED if weights.promoted else _BYTES
+    of_bytes = _QUANTISING if weights.quantises else _PROMOTED if weights.promoted else _BYTES
+    table = dense if weights.item == 2 else of_bytes
     return [_splitting(tiles, weights) for tiles in _fitting(table, rows, weights)]
 
 
@@ -415,7 +425,8 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
     # tiles of 16 bits of which a multiprocessor has several, other ones were always faster.
     wide = weights.promoted and tiles.columns * contractions // tiles.across > WIDEST_PROMOTED
     wide = wide or (tiles.down == 3 and tiles.columns * contractions > 160)
-    whole = tiles.swapped or tiles.pingpong or tiles.cluster > 2  # a tile of these is of one block
+    # A tile of these is of one block, and so is one whose blocks of columns are quantised.
+    whole = tiles.swapped or tiles.pingpong or tiles.cluster > 2 or weights.quantises
     if sums > stages or whole or wide or (tiles.resident > 1 and weights.item == 2):
         return tiles
     splits = tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters)
@@ -459,6 +470,8 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
         return False
     width = tiles.columns // tiles.across
     if weights.in_blocks and BLOCK % width and width % BLOCK:
+        return False
+    if weights.quantises and width % BLOCK:
         return False
     unit = (64 if weights.transposed else 16) * max(tiles.across, tiles.shares[1])
     return tiles.columns // tiles.across in WGMMA_SIZES and tiles.columns % unit == 0

@@ -207,7 +207,8 @@ def _weights(problem: Problem) -> wgmma_tiles.Weights:
     transposed = kinds[first.weight[0]] == "outer"
     x_transposed = first.activation is not None and kinds[first.activation] == "outer"
     sizes = (problem.columns, problem.length, problem.device.model)
-    return wgmma.weights_of(problem.contractions, *sizes, transposed, x_transposed)
+    weights = wgmma.weights_of(problem.contractions, *sizes, transposed, x_transposed)
+    return replace(weights, quantises=True) if problem.bodies[0].has_blocks else weights
 
 
 def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSchedule:

@@ -13,9 +13,10 @@ into a temporary, which always gives the right answer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jitgen.families.blocks_of_rows import QuantisedResult, of_rows, pairs, region_of_rows
 from jitgen.families.family import ANY_FAMILY, Claim, Partition
 from jitgen.families.rows.reduction.even_rows import has_even_rows
 from jitgen.families.rows.reduction.joined import stores_of_lengths
@@ -53,8 +54,12 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     gathered: dict[_Rows, list[Store]] = {}
     others: list[Region] = []
     rest: list[Node | None] = list(results)
+    for positions, found in _quantised_rows(results, partition).items():
+        others.append(region_of_rows(found, positions, results[positions[0]].shape, mover))
+        for position in positions:
+            rest[position] = None
     for position, node in enumerate(results):
-        if REDUCE not in node.kinds:
+        if REDUCE not in node.kinds or rest[position] is None:
             continue
         if node.kind is SCATTER:
             rows_of_update = _short_update(position, node, partition)
@@ -81,6 +86,13 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
                 gathered[rows].append(Store(position, node))
                 rest[position] = None
     return Claim([*(_rows_last(rows, stores, mover) for rows, stores in gathered.items()), *others], rest)
+
+
+def _quantised_rows(values: Sequence[Node], partition: Partition) -> Mapping[tuple[int, int], QuantisedResult]:
+    """Returns the codes and scales among ``values`` that one region computes along whole rows, where it has lanes."""
+    if partition.device.dialect != "cuda":
+        return {}
+    return pairs(values, functools.partial(of_rows, mover=partition.mover))
 
 
 def merge(left: Region, right: Region) -> Region | None:

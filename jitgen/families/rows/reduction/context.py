@@ -47,6 +47,22 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Blocked:
+    """Combines ``value`` of every element of a block of ``size`` into ``result`` by ``kind``.
+
+    ``type`` and ``dtype`` are those of both; ``after``: the positions of what is computed of the result.
+    """
+
+    result: str
+    kind: str
+    size: int
+    type: str
+    dtype: str
+    value: str
+    after: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Pass:
     """Describes one pass over the row.
 
@@ -60,6 +76,7 @@ class Pass:
         reused: names of values among ``loads`` and ``lines`` that a later pass uses directly.
         reductions: what it reduces.
         stores: the operands whose elements it stores.
+        blocked: what it combines of blocks of the row, before it computes what is after that.
     """
 
     number: int
@@ -71,6 +88,7 @@ class Pass:
     reused: tuple[str, ...]
     reductions: tuple[Reduction, ...]
     stores: tuple[RowOperand, ...]
+    blocked: tuple[Blocked, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -215,6 +233,23 @@ class _Builder:
             stores=tuple(
                 self.operands[self.instructions[p].attr] for p in sorted(here) if self.instructions[p].op == "store"
             ),
+            blocked=tuple(self._blocked(p) for p in sorted(needed) if self.instructions[p].op == "blocked"),
+        )
+
+    def _blocked(self, position: int) -> Blocked:
+        instruction, after = self.instructions[position], {position}
+        for number, other in enumerate(self.instructions):
+            if not after.isdisjoint(other.args):
+                after.add(number)
+        kind, size = instruction.attr
+        return Blocked(
+            result=self.names[position],
+            kind=kind,
+            size=size,
+            type=self.dialect.types[instruction.dtype],
+            dtype=instruction.dtype,
+            value=self.names[instruction.args[0]],
+            after=frozenset(after),
         )
 
     def _is_used_after(self, position: int, number: int) -> bool:

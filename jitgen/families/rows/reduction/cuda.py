@@ -44,6 +44,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: CudaSchedule, rows: Reduc
         "blocks": schedule.blocks_per_multiprocessor,
         "resident_values": passes.resident_values,
         "reductions": passes.reductions,
+        "blocked": any(p.source.blocked for p in passes.passes),
         "pairs": any(r.get("pair") for p in specific["passes"] for r in p["reductions"]),
     }, {}
 

@@ -24,8 +24,8 @@ from jitgen.kernel.printed_rows import RowOperand
 from jitgen.kernel.rows import RowLayout
 from jitgen.spec import DTYPES
 
-_OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
-_OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
+OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "All"}
+OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 
 _ONLINE = {
     SUM_EXP: ("SumExp<{coarse}>", "Exponentials", "{{{lowest}, 0}}", ".sum"),
@@ -195,7 +195,7 @@ def _reduction(r: Reduction, index: str) -> dict[str, Any]:
             "member": member,
         }
         return described | {"op": op, "step": f"{op}::with({{part}}, {{{{{r.value}}}}})"}
-    op, neutral = f"jitgen::{_OPS[r.kind]}", constant(identity(r.kind, r.value_dtype), r.value_dtype)
+    op, neutral = f"jitgen::{OPS[r.kind]}", constant(identity(r.kind, r.value_dtype), r.value_dtype)
     if not described["indexed"]:
         step = f"{op}::combine({{part}}, {r.value})"
         return described | {"op": op, "state": r.type, "identity": neutral, "member": "", "step": step}

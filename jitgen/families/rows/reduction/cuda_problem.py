@@ -85,7 +85,9 @@ class RowProblem:
     def item_sizes(self) -> list[int]:
         """Returns the bytes of an element of each operand in memory that the kernel reads or writes element by
         element."""
-        return [item_size(o.dtype) for o in self.body.operands if o.buffer is not None and not o.row] or [4]
+        return [item_size(o.dtype) for o in self.body.operands if o.buffer is not None and not (o.row or o.block)] or [
+            4
+        ]
 
     @property
     def is_narrow(self) -> bool:

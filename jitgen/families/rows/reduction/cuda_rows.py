@@ -16,9 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgen.codegen.cuda import constant
 from jitgen.codegen.printing import fields
-from jitgen.families.rows.reduction.context import ReductionContext
-from jitgen.families.rows.reduction.cuda_passes import Accumulator, CudaPass, CudaPasses
+from jitgen.families.rows.reduction.context import Blocked, ReductionContext, identity
+from jitgen.families.rows.reduction.cuda_passes import OPS, Accumulator, CudaPass, CudaPasses
 from jitgen.families.rows.reduction.forms import LoopedRows, ResidentRows, Staged
 from jitgen.families.rows.reduction.residency import REGISTER_BYTES, residency_of_thread
 from jitgen.families.rows.reduction.schedule import MULTIPROCESSOR_THREADS
@@ -261,13 +262,23 @@ def pass_fields(p: CudaPass, pairs: Mapping[str, dict[str, str]]) -> dict[str, A
         "reductions": reductions,
         "elementwise": p.lines or source.stores or not all(r["pair"] for r in reductions),
         "vector_stores": [fields(o) | {"target": f"to{o.index} + column"} for o in source.stores if _is_vector(o)],
-        "element_stores": [o for o in source.stores if not _is_vector(o)],
+        "element_stores": [o for o in source.stores if not _is_vector(o) and not o.block],
+        "block_stores": [o for o in source.stores if o.block],
+        "blocked": [_blocked(b, p) for b in source.blocked],
+    }
+
+
+def _blocked(b: Blocked, p: CudaPass) -> dict[str, Any]:
+    return fields(b) | {
+        "op": f"jitgen::{OPS[b.kind]}",
+        "identity": constant(identity(b.kind, b.dtype), b.dtype),
+        "lines": [line for line in p.lines if line.position not in b.after],
     }
 
 
 def _is_vector(operand: RowOperand) -> bool:
     """Returns whether a result's elements are stored as vectors."""
-    return operand.kind == "contiguous"
+    return operand.kind == "contiguous" and not operand.block
 
 
 def _resident_value(name: str, type: str) -> dict[str, str]:

@@ -213,6 +213,11 @@ def reread(problem: RowProblem) -> LoopedRows:
     )
 
 
+def reread_by_block(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, device: Device) -> LoopedRows:
+    """Schedules any row by a block of threads that reads it in each pass."""
+    return reread(RowProblem(kernel, layout, geometry, device))
+
+
 POLICIES = (
     single_online_pass,
     persistent_clusters,

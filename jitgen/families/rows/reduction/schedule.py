@@ -136,7 +136,16 @@ def candidates(problem: Problem, device: Device) -> tuple[RowSchedule, ...]:
     rules = importlib.import_module(f"jitgen.families.rows.reduction.{device.dialect}_schedule")
     rule = rules.columns if layout.columns else rules.rows
     schedules: tuple[RowSchedule, ...] = rule(problem.kernel, layout, geometry, device)
-    return schedules
+    blocks = {operand.block for operand in problem.kernel.bodies[0].operands if operand.block}
+    if not blocks:
+        return schedules
+    fitting = tuple(schedule for schedule in schedules if _has_whole_blocks(schedule, max(blocks)))
+    return fitting or (rules.reread_by_block(problem.kernel, layout, geometry, device),)
+
+
+def _has_whole_blocks(schedule: RowSchedule, block: int) -> bool:
+    """Returns whether neighbouring lanes of a warp have each block of a row."""
+    return isinstance(schedule, LoopedRows | ResidentRows) and schedule.threads % (block // schedule.vector) == 0
 
 
 def _host(kernel: Kernel, layout: RowLayout, geometry: RowGeometry) -> HostRows:

@@ -75,6 +75,7 @@
 
 #include "jitgen/gemm_wgmma_batch.cuh"
 #include "jitgen/gemm_wgmma_walk.cuh"
+#include "jitgen/lanes.cuh"
 #include "jitgen/wgmma_ptx.cuh"
 
 namespace jitgen {
@@ -88,24 +89,28 @@ struct DenseRegion {
 // Scales of blocks of `scale_block` k's, of which one stage has one: of x (rows, K / scale_block), of a weight
 // (N / scale_block, K / scale_block), or of both. The sums of a stage, times its scales, are added up in float32.
 constexpr int scale_block = 128;
-// With `grouped`, the weight's are those of `groups` matrices, one after another.
-template <bool of_x, bool of_weight, bool grouped = false>
+// The scales of one weight: from one row of them to the next, along it, and from one group's to the next.
+struct WeightScales {
+  const float* first;
+  int64_t row, step, group;
+};
+// `contractions` weights have scales of their own. With `grouped` they are those of `groups` matrices, one after another.
+template <bool of_x, bool of_weight, bool grouped = false, int contractions = 1>
 struct BlockScales {
   static constexpr bool any = of_x || of_weight;
   const float* x;
   int64_t x_row, x_step;
-  const float* weight;
-  int64_t weight_row, weight_step;
-  int64_t weight_group;
+  WeightScales weights[contractions];
   int groups;
 
   JITGEN_DEVICE float of_row(int row, int block) const { return of_x ? x[row * x_row + block * x_step] : 1.0f; }
   // The weight's scales of a group; those of rows of no group, whose sums are 0, are any.
-  JITGEN_DEVICE const float* of_group(int group) const {
-    return grouped && group < groups ? weight + group * weight_group : weight;
+  JITGEN_DEVICE const float* of_group(int contraction, int group) const {
+    const WeightScales& own = weights[contraction];
+    return grouped && group < groups ? own.first + group * own.group : own.first;
   }
-  JITGEN_DEVICE float of_columns(const float* own, int column_block, int block) const {
-    return of_weight ? own[column_block * weight_row + block * weight_step] : 1.0f;
+  JITGEN_DEVICE float of_columns(const float* own, int contraction, int column_block, int block) const {
+    return of_weight ? own[column_block * weights[contraction].row + block * weights[contraction].step] : 1.0f;
   }
 };
 using NoScales = BlockScales<false, false>;
@@ -118,6 +123,34 @@ template <class Product>
 struct ScaledSum<true, Product> {
   using type = float;
 };
+
+// Whether an epilogue quantises what it computes in blocks of `scale_block` columns of a row. It then has three steps:
+//   before<W>(m, n, acc, live, kept, extremes)  computes `held` numbers of each of W columns, and one that is combined
+//                                               over their block by `Extremum`
+//   of_block(m, block, extremum)                stores the scale of a block
+//   codes<W>(kept, extremum)                    returns the codes of W columns, which store<W>(m, n, codes, live) stores
+template <class Epilogue, class = void>
+struct IsInBlocks {
+  static constexpr bool value = false;
+};
+template <class Epilogue>
+struct IsInBlocks<Epilogue, decltype(void(Epilogue::held))> {
+  static constexpr bool value = true;
+};
+
+// Four lanes have two neighbouring bytes of each of four runs of eight bytes, those of run r in half r % 2 of word r / 2;
+// lane q gets all of run q.
+JITGEN_DEVICE void gather_runs_of_four_lanes(uint32_t (&words)[2]) {
+  const int lane = threadIdx.x % 4;
+  const bool upper = lane & 2, odd = lane & 1;
+  const uint32_t kept = upper ? words[1] : words[0], got = from_lane(upper ? words[0] : words[1], 2);
+  const uint32_t low = upper ? got : kept, high = upper ? kept : got;
+  const uint32_t mine = __byte_perm(low, high, odd ? 0x7632 : 0x5410);
+  const uint32_t others = from_lane(__byte_perm(low, high, odd ? 0x5410 : 0x7632), 1);
+  const uint32_t even = odd ? others : mine, uneven = odd ? mine : others;
+  words[0] = __byte_perm(even, uneven, 0x5410);
+  words[1] = __byte_perm(even, uneven, 0x7632);
+}
 
 // Where an epilogue stages `chunk` columns of a warp's 16 rows: the first of the eight columns `run` of a row. Runs are
 // permuted so that neither the accumulators' pairs nor 16-byte reads of neighbouring runs meet in a bank of shared memory.
@@ -226,8 +259,8 @@ struct DenseKernel {
   using Products = Product[contractions][blocks][Shape::width / 2];
   using Sums = Sum[contractions][blocks][Shape::width / 2];
   static constexpr bool promoted = Multiply::promoted || Scales::any;
-  static_assert(!Scales::any || (Shape::depth == scale_block && scale_block % Shape::slice == 0 && contractions == 1 &&
-                                 Config::regions == 1 && (!Batch::several || Batch::grouped)),
+  static_assert(!Scales::any || (Shape::depth == scale_block && scale_block % Shape::slice == 0 && Config::regions == 1 &&
+                                 (!Batch::several || Batch::grouped)),
                 "a stage has one block, and a slice's columns are of one");
   using Order = TileOrder<Shape::pingpong>;
   static constexpr int band = Shape::rows * Shape::weight_shares;         // rows of the tiles of a cluster
@@ -410,9 +443,10 @@ struct DenseKernel {
   // The scales of a stage: of this thread's two rows of each block of 64, and of the columns of each slice. They are
   // loaded a stage ahead, and multiplied only where they are used, so that nothing waits for them before.
   struct StageScales {
-    float of_row[blocks][2], of_columns[Shape::slices];
+    float of_row[blocks][2], of_columns[contractions][Shape::slices];
   };
-  JITGEN_DEVICE StageScales scales_of(const TilePlace& tile, const float* own, int down, int across, int chunk) const {
+  JITGEN_DEVICE StageScales scales_of(
+      const TilePlace& tile, const float* const (&own)[contractions], int down, int across, int chunk) const {
     StageScales found = {};
     if constexpr (Scales::any) {
       const int lane = threadIdx.x % 32, last = (columns_of(regions, tile.region) - 1) / scale_block;
@@ -425,9 +459,12 @@ struct DenseKernel {
         }
       }
 #pragma unroll
-      for (int s = 0; s < Shape::slices; ++s) {
-        const int column = tile.column + across * Shape::width + s * Shape::slice;
-        found.of_columns[s] = scales.of_columns(own, smaller(column / scale_block, last), chunk);
+      for (int c = 0; c < contractions; ++c) {
+#pragma unroll
+        for (int s = 0; s < Shape::slices; ++s) {
+          const int column = tile.column + across * Shape::width + s * Shape::slice;
+          found.of_columns[c][s] = scales.of_columns(own[c], c, smaller(column / scale_block, last), chunk);
+        }
       }
     }
     return found;
@@ -459,7 +496,7 @@ struct DenseKernel {
           for (int i = 0; i < slice / 2; ++i) {
             Sum& sum = sums[s * (slice / 2) + i];
             if constexpr (Scales::any) {
-              const float scale = of_stage.of_row[b][i % 4 / 2] * of_stage.of_columns[s];
+              const float scale = of_stage.of_row[b][i % 4 / 2] * of_stage.of_columns[c][s];
               sum = __fmaf_rn(float(fresh[i]), scale, sum);
             } else {
               sum += fresh[i];
@@ -489,7 +526,11 @@ struct DenseKernel {
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
-    const float* const own = scales.of_group(matrix.number);
+    const float* own[contractions] = {};
+    if constexpr (Scales::any) {
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) own[c] = scales.of_group(c, matrix.number);
+    }
     StageScales next = scales_of(tile, own, down, across, smaller(first, chunks - 1));
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
@@ -645,6 +686,66 @@ struct DenseKernel {
     }
   }
 
+  // Of an epilogue that quantises in blocks of columns, which are those of a warpgroup: four neighbouring lanes have a
+  // row of a block. What is computed of the sums takes their place.
+  template <class Own>
+  JITGEN_DEVICE void finish_in_blocks(const Own& epilogue, const TilePlace& tile, Sums& acc, int columns, int rows) const {
+    static_assert(Shape::width % scale_block == 0 && !Shape::swapped && Config::most_splits == 1 && Config::regions == 1 &&
+                      Shape::ranges == 1 && Own::held <= contractions,
+                  "a warpgroup has whole blocks, and room for what is kept");
+    constexpr int runs = scale_block / 8;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
+    const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
+    const int first = tile.column + warpgroup / Config::down * Shape::width;
+#pragma unroll
+    for (int b = 0; b < blocks; ++b) {
+#pragma unroll
+      for (int s = 0; s < Shape::width / scale_block; ++s) {
+        const int row = first_row + b * 64, column = first + s * scale_block;
+        if (row >= rows || column >= columns) continue;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int own_row = row + lane / 4 + half * 8, m = smaller(own_row, rows - 1);
+          float extremum = 0.0f, kept[contractions][2];
+#pragma unroll
+          for (int i = 0; i < runs; ++i) {
+            const int at = (s * runs + i) * 4 + half * 2;
+            float sums[contractions][2], extremes[2];
+#pragma unroll
+            for (int c = 0; c < contractions; ++c) sums[c][0] = acc[c][b][at], sums[c][1] = acc[c][b][at + 1];
+            epilogue.template before<2>(m, column + i * 8 + lane % 4 * 2, sums, 2, kept, extremes);
+#pragma unroll
+            for (int c = 0; c < Own::held; ++c) acc[c][b][at] = kept[c][0], acc[c][b][at + 1] = kept[c][1];
+            const float both = Own::Extremum::combine(extremes[0], extremes[1]);
+            extremum = i == 0 ? both : Own::Extremum::combine(extremum, both);
+          }
+          extremum = combine_lanes<typename Own::Extremum, 4>(extremum);
+          if (lane % 4 == 0 && own_row < rows) epilogue.of_block(m, column / scale_block, extremum);
+#pragma unroll
+          for (int i = 0; i < runs; i += 4) {
+            Words<Vector<typename Own::Code, 8>> all;
+#pragma unroll
+            for (int word = 0; word < 2; ++word) {
+              float two[contractions][4];
+#pragma unroll
+              for (int c = 0; c < Own::held; ++c) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                  two[c][j] = acc[c][b][(s * runs + i + word * 2 + j / 2) * 4 + half * 2 + j % 2];
+                }
+              }
+              Words<Vector<typename Own::Code, 4>> some;
+              some.whole = epilogue.template codes<4>(two, extremum);
+              all.word[word] = some.word[0];
+            }
+            gather_runs_of_four_lanes(all.word);
+            if (own_row < rows) epilogue.template store<8>(m, column + (i + lane % 4) * 8, all.whole, 8);
+          }
+        }
+      }
+    }
+  }
+
   // Where K is split: each block writes its sums to its own shared memory; block r adds its share of them, by rank.
   JITGEN_DEVICE void leave(const Sums& acc) const {
     constexpr int pitch = Shape::sum_pitch;
@@ -688,9 +789,14 @@ struct DenseKernel {
 
   template <class Own>
   JITGEN_DEVICE void finish_tile(
-      const Own& epilogue, const TilePlace& tile, const Sums& acc, bool split, int end) const {
+      const Own& epilogue, const TilePlace& tile, Sums& acc, bool split, int end) const {
     const int columns = columns_of(regions, tile.region);
-    if (!split) return finish(epilogue, tile, acc, columns, end);
+    if constexpr (IsInBlocks<Own>::value) return finish_in_blocks(epilogue, tile, acc, columns, end);
+    else if (!split) return finish(epilogue, tile, acc, columns, end);
+    else finish_cluster(epilogue, tile, acc, columns);
+  }
+  template <class Own>
+  JITGEN_DEVICE void finish_cluster(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns) const {
     leave(acc);
     cluster_sync("sums of the cluster's blocks");
     finish_split(epilogue, tile, columns);

@@ -1,0 +1,131 @@
+"""Products and norms whose result their own kernel quantises in blocks of 128 columns for the next product: the kernels
+of sm_90a, run on the CPU with the instructions of ``tests/host_wgmma.cuh``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jitgen
+from jitgen.compilers import host
+from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm.mainloops import WgmmaBytes
+from tests.compile.test_grouped_on_host import wgmma_headers
+from tests.cuda_on_host import run
+
+pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+
+BLOCK, LARGEST = 128, 448.0
+E4M3 = torch.float8_e4m3fn
+TILES = {
+    "wide": WgmmaBytes(2, 1, 256, stages=4),
+    "across": WgmmaBytes(1, 2, 256, stages=4),
+    "narrow": WgmmaBytes(1, 1, 256, stages=4),
+    "in turn": WgmmaBytes(1, 1, 256, stages=4, pingpong=True),
+}
+
+
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = x.unflatten(-1, (-1, BLOCK))
+    scales = (blocks.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=2.0**-126)
+    return (blocks / scales).to(E4M3).flatten(-2), scales.squeeze(-1)
+
+
+def product(q: torch.Tensor, s: torch.Tensor, p: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    x = (q.float().unflatten(-1, (-1, BLOCK)) * s.unsqueeze(-1)).flatten(-2)
+    w = p.float().view(p.shape[0] // BLOCK, BLOCK, p.shape[1] // BLOCK, BLOCK) * t[:, None, :, None]
+    return x @ w.view(p.shape).T
+
+
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+
+def one(x: Tensors, first: Tensors, second: Tensors) -> torch.Tensor:
+    return product(*quantised(F.gelu(product(*x, *first))), *second)
+
+
+def swiglu(x: Tensors, gate: Tensors, up: Tensors, down: Tensors) -> torch.Tensor:
+    return product(*quantised(F.silu(product(*x, *gate)) * product(*x, *up)), *down)
+
+
+def residual(x: Tensors, first: Tensors, second: Tensors, bias: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return product(*quantised(product(*x, *first) + bias + y), *second)
+
+
+def exact(function: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
+    """The result in float64, but for the codes in the middle, which have three bits: these are of float32 values."""
+    return function(*arguments).double()
+
+
+def codes(rows: int, length: int, down: int = 1) -> Tensors:
+    scales = torch.rand(rows // down, length // BLOCK) + 0.5
+    return torch.randn(rows, length).to(E4M3), scales / length**0.5
+
+
+def weights(rows: int, length: int) -> Tensors:
+    return codes(rows, length, BLOCK)
+
+
+CASES = {
+    "one": (one, lambda rows: (codes(rows, 256), weights(384, 256), weights(128, 384))),
+    "swiglu": (swiglu, lambda rows: (codes(rows, 256), weights(384, 256), weights(384, 256), weights(128, 384))),
+    "residual": (
+        residual,
+        lambda rows: (
+            *(codes(rows, 128), weights(256, 128), weights(256, 256)),
+            *(torch.randn(256).bfloat16(), torch.randn(rows, 256).bfloat16()),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", [150, 7])
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick(where=lambda case, tiles, rows: (case, tiles, rows) == ("swiglu", "narrow", 7))
+def test_the_chain(case: str, tiles: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes are equal but for values at the middle between two of them, which sums in another order round otherwise:
+    one code is off by an eighth of its magnitude, of which a product of hundreds has few."""
+    torch.manual_seed(rows)
+    function, make = CASES[case]
+    contractions = 2 if case == "swiglu" else 1
+    chosen = TILES[tiles]
+    if chosen.columns // chosen.across // contractions % BLOCK or rows <= chosen.height - 64:
+        pytest.skip("no whole blocks in a warpgroup, or no rows for one")
+    monkeypatch.setattr(wgmma_tiles, "_QUANTISING", (chosen,))
+    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (WgmmaBytes(1, 1, 128, stages=8),))
+    arguments = make(rows)
+    low = jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")
+    assert len(low.kernels) == 2, low.explain()
+    (found,) = run(function, *arguments, headers=wgmma_headers())
+    expected = exact(function, *arguments)
+    assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
+
+
+def rms(x: torch.Tensor, gain: torch.Tensor, weight: Tensors) -> torch.Tensor:
+    return product(*quantised(F.rms_norm(x, (x.shape[-1],), gain).float()), *weight)
+
+
+def peak(x: torch.Tensor, gain: torch.Tensor, weight: Tensors) -> torch.Tensor:
+    y = x.float() + x.float() ** 2
+    return product(*quantised(y / y.abs().amax(-1, keepdim=True) * gain), *weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("columns", [640, 1024, 2048])
+@pytest.mark.parametrize("norm", [rms, peak])
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.quick(where=lambda norm, columns, dtype, aligned: norm is rms and columns == 640 and aligned)
+def test_a_norm(norm: Callable[..., torch.Tensor], columns: int, dtype: torch.dtype, aligned: bool) -> None:
+    """Rows that begin anywhere are read one element after another."""
+    torch.manual_seed(columns)
+    x = torch.randn(5, columns + (not aligned)).to(dtype)[:, :columns]
+    gain, weight = torch.rand(columns).to(dtype) + 0.5, weights(128, columns)
+    low = jitgen.jit(norm).lower(x, gain, weight, backend="cuda", target="sm_90a")
+    assert len(low.kernels) == 2, low.explain()
+    (found,) = run(norm, x, gain, weight, headers=wgmma_headers())
+    expected = norm(x, gain, weight).double()
+    assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
