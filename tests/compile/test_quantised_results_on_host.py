@@ -96,7 +96,8 @@ def test_the_chain(case: str, tiles: str, rows: int, monkeypatch: pytest.MonkeyP
     if chosen.columns // chosen.across // contractions % BLOCK or rows <= chosen.height - 64:
         pytest.skip("no whole blocks in a warpgroup, or no rows for one")
     monkeypatch.setattr(wgmma_tiles, "_QUANTISING_TWO", (chosen,))
-    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (chosen,) if contractions == 1 else (WgmmaBytes(1, 1, 128, stages=8),))
+    others = (chosen,) if contractions == 1 else (WgmmaBytes(1, 1, 128, stages=8),)
+    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", others)
     monkeypatch.setattr(wgmma_tiles, "_splitting", lambda tiles, weights: tiles)  # clusters are tested on a device
     arguments = make(rows)
     low = jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")
