@@ -412,7 +412,7 @@ def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
     is_one = len(weights.columns) == weights.contractions == 1
     if rows > FEW_TOKENS[-1] and is_one and not weights.transposed and not weights.x_transposed:
         dense += ARRANGED
-    of_bytes = _PROMOTED if weights.promoted else _BYTES
+    of_bytes: tuple[WgmmaDense, ...] = _PROMOTED if weights.promoted else _BYTES
     if weights.quantises and weights.contractions > 1:
         of_bytes = _QUANTISING_TWO
     table = dense if weights.item == 2 else of_bytes
