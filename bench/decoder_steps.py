@@ -134,12 +134,12 @@ class Decoder:
         shapes = ((h,), (q + 2 * kv, h), (h, q), (h,), (sizes.inner, h), (sizes.inner, h), (h, sizes.inner))
         self.layers = [[self._random(*shape) for shape in shapes] for _ in range(layers)]
         self.words, self.norm = self._random(sizes.vocabulary, h), self._random(h)
-        self.head = self._random(sizes.vocabulary, h)
+        self.head = self.words
 
     def _random(self, *shape: int) -> Tensor:
         if len(shape) == 1:
             return torch.ones(shape, dtype=torch.bfloat16, device=self.device)
-        return torch.randn(shape, device=self.device).mul_(0.02).bfloat16()
+        return torch.randn(shape, device=self.device, dtype=torch.bfloat16).mul_(0.02)
 
     @functools.lru_cache(8)  # noqa: B019 (lives as long as the process)
     def weights(self, kind: str) -> tuple[list[list[Any]], Any]:
