@@ -12,7 +12,8 @@ for a model of 32 such layers (extrapolated, not run), and ``floor ms`` the time
 keys of those. ``error`` is that of one block beside float64 on dequantised weights, relative in norm; ``same tokens``
 compares what is chosen with the first route of the same weights, which may differ where two logits are near.
 
-Kernels are compiled by a process for each case before, so that they are in the stores of jitgen and Inductor.
+The product with the head and its argmax are measured by themselves too (``head``): without logits, and with. Kernels
+are compiled by some processes before, so that they are in the stores of jitgen and Inductor.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ class Case:
 
 
 CASES = (
-    *(Case(route, "bf16", batch) for batch in (2, 1, 8) for route in ("inductor", "cuda")),
+    *(Case(route, "bf16", batch) for batch in (2, 1) for route in ("inductor", "cuda")),
     Case("triton", "bf16", 2),
+    Case("cuda", "bf16", 8),
     *(Case("cuda", "int4", batch) for batch in (1, 2, 8)),
     Case("cuda", "all int4", 1),
     *(Case("inductor", "bf16", batch, tokens) for batch, tokens in ((2, 512), (1, 4096))),
@@ -254,12 +256,14 @@ def measure(decoder: Decoder, cases: Sequence[Case], bandwidth: float, say: Call
     rows: dict[Case, dict[str, Any]] = {}
     replays: dict[Any, Callable[[], None]] = {}
     chosen: dict[str, Tensor] = {}
+    kept = []  # what the graphs read
     for case in cases:
         row: dict[str, Any] = asdict(case)
         try:
             start = time.perf_counter()
             inputs = inputs_of(decoder, case)
             whole, ends, block = runs(decoder, case, inputs)
+            kept.append((inputs, whole, ends))
             tokens = whole().clone()
             ends()
             row["ready s"] = round(time.perf_counter() - start, 2)
@@ -289,15 +293,78 @@ def measure(decoder: Decoder, cases: Sequence[Case], bandwidth: float, say: Call
         say(row)
 
 
-def prebuild(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
-    """Starts a process for each case that compiles it."""
+def heads_of(decoder: Decoder, route: str, weights: str) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Makes the ways to the likeliest token of hidden states: without logits, and by logits in two kernels or more."""
+    head, jit = decoder.weights(weights)[1], jitgen.jit(backend=route)
+
+    def column(h, head):
+        return F.linear(h, head).argmax(-1)
+
+    joined, product, largest = jit(column), jit(lambda h, head: F.linear(h, head)), jit(lambda y: y.argmax(-1))
+    return {
+        "joined": lambda h: joined(h, head),
+        "of stored logits": lambda h: largest(product(h, head)),
+        "torch's argmax": lambda h: product(h, head).argmax(-1),
+    }
+
+
+HEADS = (("cuda", "bf16"), ("cuda", "all int4"), ("triton", "bf16"))
+
+
+def measure_heads(decoder: Decoder, say: Callable[[dict[str, Any]], None]) -> None:
+    """Measures the ways to the likeliest token, of weights larger than the cache."""
+    for batch in (1, 2, 8):
+        h = torch.randn(batch, decoder.sizes.hidden, device=decoder.device).bfloat16()
+        for route, weights in HEADS:
+            row: dict[str, Any] = {"head": weights, "route": route, "batch": batch}
+            try:
+                ways = heads_of(decoder, route, weights)
+                found = {name: way(h) for name, way in ways.items()}
+                row["equal"] = all(torch.equal(tokens, found["joined"]) for tokens in found.values())
+                if decoder.device == "cuda":
+                    graphs = {name: graph_of(functools.partial(way, h)) for name, way in ways.items()}
+                    row |= {f"{name} us": round(ms * 1e3, 2) for name, ms in milliseconds(graphs, 30).items()}
+            except Exception as error:
+                row["failed"] = f"{type(error).__name__}: {error}"[:600]
+            say(row)
+
+
+Work = tuple[Case, ...]
+"""Cases that one process compiles: of one route and kind of weights, and prompts of Inductor each by itself."""
+
+
+def works() -> dict[str, Work]:
+    """Returns what each process compiles, by a name; a head's case has no tokens."""
+    found: dict[str, Work] = {}
+    for case in (*CASES, *(Case(*head, 1, 0) for head in HEADS)):
+        alone = str(case.tokens) if case.route == "inductor" and case.tokens > 1 else ""
+        kind = "head" if not case.tokens else "step" if case.tokens == 1 else "prompt"
+        name = " ".join((kind, case.route, case.weights.removeprefix("all "), alone)).strip()
+        found[name] = (*found.get(name, ()), case)
+    return found
+
+
+def compile_all(sizes: Sizes, layers: int, device: str, work: Work) -> None:
+    decoder = Decoder(sizes, layers if work[0].route == "inductor" else 1, device)
+    for case in work:
+        if case.tokens:
+            whole, ends, _ = runs(decoder, case, inputs_of(decoder, case))
+            whole(), ends()
+        else:
+            for batch in (1, 2, 8):
+                h = torch.zeros(batch, sizes.hidden, device=device, dtype=torch.bfloat16)
+                for way in heads_of(decoder, case.route, case.weights).values():
+                    way(h)
+
+
+def prebuild(options: argparse.Namespace) -> dict[str, subprocess.Popen[bytes]]:
+    """Starts the processes that compile."""
     command = [sys.executable, "-m", "bench.decoder_steps", "--device", options.device, "--layers", str(options.layers)]
     command += ["--small"] * options.small
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen([*command, "--case", str(index)], env=environment, stdout=sys.stderr)
-        for index in range(len(CASES))
-    ]
+    few = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "JITGEN_COMPILE_JOBS": "2", "OMP_NUM_THREADS": "1"}
+    return {
+        name: subprocess.Popen([*command, "--work", name], env=os.environ | few, stdout=sys.stderr) for name in works()
+    }
 
 
 def finished(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int | None]:
@@ -325,16 +392,16 @@ def read_bandwidth(device: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--prebuild", type=float, default=60, help="seconds for the processes that compile")
-    parser.add_argument("--case", type=int, help="compiles one case, and measures nothing")
+    parser.add_argument("--work", help="compiles the cases of one process, and measures nothing")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_grad_enabled(False)
     torch._dynamo.config.recompile_limit = 64
-    global CASES
+    global CASES, HEADS
     sizes = SMALL if options.small else Sizes()
     if options.small:  # prompts that fit
         CASES = tuple(Case(case.route, case.weights, case.batch, 1 + case.tokens // 64) for case in CASES)
@@ -343,11 +410,9 @@ def main() -> None:
             Case("inductor" if case.route == "inductor" else "cpp", case.weights, case.batch, case.tokens)
             for case in CASES
         )
-    if options.case is not None:
-        case = CASES[options.case]
-        decoder = Decoder(sizes, options.layers if case.route == "inductor" else 1, options.device)
-        whole, ends, _ = runs(decoder, case, inputs_of(decoder, case))
-        whole(), ends()
+        HEADS = tuple(("cpp", weights) for _, weights in HEADS[:2])
+    if options.work is not None:
+        compile_all(sizes, options.layers, options.device, works()[options.work])
         return
     begun, rows = time.perf_counter(), []
     facts = made("bench.decoder_steps", device=options.device) | {"layers": options.layers} | asdict(sizes)
@@ -358,17 +423,26 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
 
-    processes = prebuild(options) if options.prebuild else []
+    processes = prebuild(options) if options.prebuild else {}
+
+    def wait(prompts: bool, until: float) -> None:
+        some = {name: process for name, process in processes.items() if name.startswith("prompt") == prompts}
+        codes = dict(zip(some, finished(tuple(some.values()), until - (time.perf_counter() - begun)), strict=True))
+        say({"prebuilt s": round(time.perf_counter() - begun, 1), "exit codes": codes})
+
     decoder = Decoder(sizes, options.layers, options.device)
     for weights in dict.fromkeys(case.weights for case in CASES):
         decoder.weights(weights)
     importlib.import_module("torch._inductor.compile_fx")
-    codes = finished(processes, options.prebuild)
-    say({"prebuilt s": round(time.perf_counter() - begun, 1), "exit codes": codes})
+    wait(False, options.prebuild)
     bandwidth = read_bandwidth(options.device)
     say({"read bandwidth TB/s": round(bandwidth / 1e12, 3)})
-    for group in dict.fromkeys(case.group for case in CASES):
-        measure(decoder, [case for case in CASES if case.group == group], bandwidth, say)
+    measure_heads(decoder, say)
+    for prompts in (False, True):
+        if prompts:
+            wait(True, options.prebuild + 20)
+        for group in dict.fromkeys(case.group for case in CASES if (case.tokens > 1) == prompts):
+            measure(decoder, [case for case in CASES if case.group == group], bandwidth, say)
 
 
 if __name__ == "__main__":
