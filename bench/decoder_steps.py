@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,19 @@ SMALL = Sizes(256, 4, 2, 64, 512, 1000, 128)
 
 @dataclass(frozen=True)
 class Case:
-    """One figure: ``weights`` are ``bf16``, ``int4`` (blocks), ``all int4`` (head too) or ``fp8`` with activations."""
+    """Names one figure.
+
+    Attributes:
+        weights: ``bf16``, ``int4`` (of the blocks), ``all int4`` (of the head too), or ``fp8`` with activations.
+        variant: of the block, which shows what a kernel of it takes: ``"no norms"``, or ``"counter"``, in which it
+            also counts the tokens of the cache, as transformers does, in a kernel of one element.
+    """
 
     route: str
     weights: str
     batch: int
     tokens: int = 1
+    variant: str = ""
 
     @property
     def group(self) -> tuple[int, int]:
@@ -80,6 +87,7 @@ CASES = (
     Case("cuda", "all int4", 1),
     *(Case("inductor", "bf16", batch, tokens) for batch, tokens in ((2, 512), (1, 4096))),
     *(Case("cuda", weights, *size) for size in ((2, 512), (1, 4096)) for weights in ("bf16", "int4", "fp8")),
+    *(Case("cuda", weights, 1, variant=name) for weights in ("bf16", "int4") for name in ("no norms", "counter")),
     Case("triton", "int4", 2),
     Case("triton", "bf16", 1),
 )
@@ -90,12 +98,16 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-high, low], -1) * sin
 
 
-def block_of(sizes: Sizes) -> Callable[..., Tensor]:
+def block_of(sizes: Sizes, variant: str = "") -> Callable[..., Tensor]:
     """Makes the function of a block; without a mask its attention is causal among the tokens of the call."""
     counts = sizes.heads, sizes.kv_heads, sizes.kv_heads
 
+    def norm(x, weight):
+        return x if variant == "no norms" else F.rms_norm(x, (sizes.hidden,), weight, 1e-5)
+
     def block(x, cos, sin, places, mask, first, wqkv, wo, second, gate, up, down, keys, values):
-        qkv = F.linear(F.rms_norm(x, (sizes.hidden,), first, 1e-5), wqkv)
+        counter, places = places, places % sizes.keys if variant == "counter" else places
+        qkv = F.linear(norm(x, first), wqkv)
         q, k, v = (
             each.unflatten(-1, (count, sizes.width)).transpose(1, 2)
             for each, count in zip(qkv.split([count * sizes.width for count in counts], -1), counts, strict=True)
@@ -109,8 +121,11 @@ def block_of(sizes: Sizes) -> Callable[..., Tensor]:
             rotated(q, cos, sin), k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
         x = x + F.linear(mixed.transpose(1, 2).flatten(2), wo)
-        h = F.rms_norm(x, (sizes.hidden,), second, 1e-5)
-        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+        h = norm(x, second)
+        x = x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+        if variant == "counter":
+            counter.add_(1)
+        return x
 
     return block
 
@@ -194,7 +209,7 @@ def inputs_of(decoder: Decoder, case: Case) -> Inputs:
 def runs(decoder: Decoder, case: Case, inputs: Inputs) -> tuple[Callable[[], Tensor], Callable[[], Tensor], Any]:
     """Makes the decoder of this case, its ends alone, and its block."""
     blocks, head = decoder.weights(case.weights)
-    functions: list[Callable[..., Any]] = [block_of(decoder.sizes), end_of(decoder.sizes), begin]
+    functions: list[Callable[..., Any]] = [block_of(decoder.sizes, case.variant), end_of(decoder.sizes), begin]
     if case.route in ("cuda", "triton", "cpp"):
         functions = [jitgen.jit(backend=case.route)(function) for function in functions]
     block, end, first = functions
@@ -267,9 +282,9 @@ def measure(decoder: Decoder, cases: Sequence[Case], bandwidth: float, say: Call
             tokens = whole().clone()
             ends()
             row["ready s"] = round(time.perf_counter() - start, 2)
-            first = chosen.setdefault(case.weights, tokens)
+            first = chosen.setdefault(case.weights + case.variant, tokens)
             row["same tokens"] = f"{int((tokens == first).sum())} of {tokens.numel()}"
-            if case.route != "inductor" and case.tokens < 4096:
+            if case.route != "inductor" and case.tokens < 4096 and not case.variant:
                 row["error"] = error_of(decoder, case, inputs, block)
             rows[case] = row
             if decoder.device == "cuda":
@@ -308,7 +323,7 @@ def heads_of(decoder: Decoder, route: str, weights: str) -> dict[str, Callable[[
     }
 
 
-HEADS = (("cuda", "bf16"), ("cuda", "all int4"), ("triton", "bf16"))
+HEADS: tuple[tuple[str, str], ...] = (("cuda", "bf16"), ("cuda", "all int4"), ("triton", "bf16"))
 
 
 def measure_heads(decoder: Decoder, say: Callable[[dict[str, Any]], None]) -> None:
@@ -404,12 +419,9 @@ def main() -> None:
     global CASES, HEADS
     sizes = SMALL if options.small else Sizes()
     if options.small:  # prompts that fit
-        CASES = tuple(Case(case.route, case.weights, case.batch, 1 + case.tokens // 64) for case in CASES)
+        CASES = tuple(replace(case, tokens=1 + case.tokens // 64) for case in CASES)
     if options.device == "cpu":
-        CASES = tuple(
-            Case("inductor" if case.route == "inductor" else "cpp", case.weights, case.batch, case.tokens)
-            for case in CASES
-        )
+        CASES = tuple(replace(case, route=case.route.replace("cuda", "cpp").replace("triton", "cpp")) for case in CASES)
         HEADS = tuple(("cpp", weights) for _, weights in HEADS[:2])
     if options.work is not None:
         compile_all(sizes, options.layers, options.device, works()[options.work])
