@@ -64,8 +64,7 @@ class Case:
 
     Attributes:
         weights: ``bf16``, ``int4`` (of the blocks), ``all int4`` (of the head too), or ``fp8`` with activations.
-        variant: of the block, which shows what a kernel of it takes: ``"no norms"``, or ``"counter"``, in which it
-            also counts the tokens of the cache, as transformers does, in a kernel of one element.
+        variant: of the block; one of ``VARIANTS`` shows what some of its kernels take.
     """
 
     route: str
@@ -79,6 +78,10 @@ class Case:
         return self.batch, self.tokens
 
 
+VARIANTS = ("no norms", "scales", "counter")
+"""Blocks with other results: without norms; with a known scale instead of a row's root mean square; and one that also
+counts the tokens of its cache, as transformers does, in a kernel of one element."""
+
 CASES = (
     *(Case(route, "bf16", batch) for batch in (2, 1) for route in ("inductor", "cuda")),
     Case("triton", "bf16", 2),
@@ -87,7 +90,7 @@ CASES = (
     Case("cuda", "all int4", 1),
     *(Case("inductor", "bf16", batch, tokens) for batch, tokens in ((2, 512), (1, 4096))),
     *(Case("cuda", weights, *size) for size in ((2, 512), (1, 4096)) for weights in ("bf16", "int4", "fp8")),
-    *(Case("cuda", weights, 1, variant=name) for weights in ("bf16", "int4") for name in ("no norms", "counter")),
+    *(Case("cuda", weights, 1, variant=name) for weights in ("bf16", "int4") for name in VARIANTS),
     Case("triton", "int4", 2),
     Case("triton", "bf16", 1),
 )
@@ -102,12 +105,14 @@ def block_of(sizes: Sizes, variant: str = "") -> Callable[..., Tensor]:
     """Makes the function of a block; without a mask its attention is causal among the tokens of the call."""
     counts = sizes.heads, sizes.kv_heads, sizes.kv_heads
 
-    def norm(x, weight):
+    def norm(x, weight, scale):
+        if variant == "scales":
+            return x * scale * weight
         return x if variant == "no norms" else F.rms_norm(x, (sizes.hidden,), weight, 1e-5)
 
     def block(x, cos, sin, places, mask, first, wqkv, wo, second, gate, up, down, keys, values):
         counter, places = places, places % sizes.keys if variant == "counter" else places
-        qkv = F.linear(norm(x, first), wqkv)
+        qkv = F.linear(norm(x, first, cos[:1, :1]), wqkv)
         q, k, v = (
             each.unflatten(-1, (count, sizes.width)).transpose(1, 2)
             for each, count in zip(qkv.split([count * sizes.width for count in counts], -1), counts, strict=True)
@@ -121,7 +126,7 @@ def block_of(sizes: Sizes, variant: str = "") -> Callable[..., Tensor]:
             rotated(q, cos, sin), k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
         x = x + F.linear(mixed.transpose(1, 2).flatten(2), wo)
-        h = norm(x, second)
+        h = norm(x, second, sin[:1, :1])
         x = x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
         if variant == "counter":
             counter.add_(1)
