@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         choose = sampler(options.temperature, options.top_k, options.top_p)
 
         def generate() -> torch.Tensor:
-            return decoder.generate(tokens, options.tokens, lambda logits: clock.put(choose(logits)))
+            return decoder.generate(tokens, options.tokens, choose, clock.put)
     else:
         if options.weights:
             jitgen.quantize_(model.model, options.weights, group_size=group)

@@ -134,8 +134,8 @@ def block_of(config: Config, backend: str) -> Callable[..., Tensor]:
     return block
 
 
-def ends_of(config: Config, backend: str) -> tuple[Callable[..., Any], Callable[..., Tensor]]:
-    """Makes the functions before the first block and after the last one."""
+def ends_of(config: Config, backend: str) -> tuple[Callable[..., Any], Callable[..., Tensor], Callable[..., Tensor]]:
+    """Makes the function before the first block and those after the last one: to logits, and to the likeliest token."""
     half, theta, epsilon = config.depth // 2, config.theta, config.epsilon
     embedding, scale = config.embedding, config.logits
 
@@ -152,7 +152,12 @@ def ends_of(config: Config, backend: str) -> tuple[Callable[..., Any], Callable[
         """Returns the logits after the last token."""
         return F.linear(F.rms_norm(x[:, -1], x.shape[-1:], norm, epsilon), head) * scale
 
-    return begin, end
+    @jitgen.jit(backend=backend)
+    def likeliest(x: Tensor, norm: Tensor, head: Tensor) -> Tensor:
+        """Returns the token of the largest logit; up to eight rows of logits are never stored."""
+        return F.linear(F.rms_norm(x[:, -1], x.shape[-1:], norm, epsilon), head).argmax(-1)
+
+    return begin, end, likeliest
 
 
 class Decoder:
@@ -163,7 +168,7 @@ class Decoder:
         self.words, self.layers, self.norm, self.head = words, layers, norm, head
         backend = "auto"
         self._block = block_of(config, backend)
-        self._begin, self._end = ends_of(config, backend)
+        self._begin, self._end, self._likeliest = ends_of(config, backend)
 
     @classmethod
     def of(cls, model: Any) -> Decoder:
@@ -199,29 +204,36 @@ class Decoder:
     def cache(self, batch: int, places: int) -> Cache:
         return Cache.empty(self.config, batch, places, self.words.dtype, self.words.device)
 
-    @torch.no_grad()
     def __call__(self, tokens: Tensor, cache: Cache) -> Tensor:
+        return self._run(tokens, cache, self._end)
+
+    @torch.no_grad()
+    def _run(self, tokens: Tensor, cache: Cache, end: Callable[..., Tensor]) -> Tensor:
         x, cos, sin = self._begin(tokens, self.words, cache.start)
         for layer, (keys, values) in zip(self.layers, cache.layers, strict=True):
             x = self._block(x, cos, sin, keys, values, cache.start, *layer)
         cache.start += tokens.shape[1]
-        return self._end(x, self.norm, self.head)
+        return end(x, self.norm, self.head)
 
     @torch.no_grad()
-    def generate(self, tokens: Tensor, count: int, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns ``tokens`` and ``count`` more, each as ``choose`` picks it of the logits (batch, vocabulary)."""
+    def generate(
+        self,
+        tokens: Tensor,
+        count: int,
+        choose: Callable[[Tensor], Tensor] | None = None,
+        put: Callable[[Tensor], object] | None = None,
+    ) -> Tensor:
+        """Returns ``tokens`` and ``count`` more, each as ``choose`` picks it of the logits (batch, vocabulary), or the
+        likeliest; ``put`` is called with the new ones of each step."""
         cache = self.cache(tokens.shape[0], tokens.shape[1] + count)
         new = tokens
         for _ in range(count):
-            new = choose(self(new, cache))[:, None]
+            chosen = self._run(new, cache, self._likeliest) if choose is None else choose(self(new, cache))
+            if put is not None:
+                put(chosen)
+            new = chosen[:, None]
             tokens = torch.cat((tokens, new), 1)
         return tokens
-
-
-@jitgen.jit
-def greedy(logits: Tensor) -> Tensor:
-    """Picks the likeliest token."""
-    return logits.argmax(-1)
 
 
 @jitgen.jit
@@ -253,10 +265,12 @@ def without_the_least_likely(logits: Tensor, temperature: float, share: float) -
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def sampler(temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Callable[..., Tensor]:
-    """Makes what ``generate`` chooses tokens with; a temperature of 0 is the likeliest."""
+def sampler(
+    temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> Callable[..., Tensor] | None:
+    """Makes what ``generate`` chooses tokens with: None, the likeliest, for a temperature of 0."""
     if temperature == 0:
-        return greedy
+        return None
 
     def choose(logits: Tensor) -> Tensor:
         if top_k is not None:

@@ -58,14 +58,18 @@ def test_logits_are_those_of_transformers(example: Any, kind: str, more: dict[st
     for begin, end in ((0, 6), (6, 7), (7, 8)):
         torch.testing.assert_close(decoder(tokens[:, begin:end], cache), expected[:, end - 1], atol=1e-4, rtol=1e-4)
     assert cache.start.tolist() == [8, 8]
+    if kind == "Llama":
+        steps: list[Any] = []
+        likeliest = decoder.generate(tokens, 3, put=steps.append)
+        assert likeliest.equal(decoder.generate(tokens, 3, lambda logits: logits.argmax(-1)))
+        assert likeliest[:, 9:].T.equal(torch.stack(steps))
 
 
 def test_sampling(example: Any) -> None:
-    from model import draw, draw_of_the_largest, greedy, without_the_least_likely  # type: ignore
+    from model import draw, draw_of_the_largest, without_the_least_likely  # type: ignore
 
     torch.manual_seed(0)
     logits = torch.randn(3, 128)
-    assert greedy(logits).equal(logits.argmax(-1))
     chances = torch.softmax(logits / 0.7, -1)
     likely = without_the_least_likely(logits, 0.7, 0.5).isfinite()
     for row, kept in zip(chances, likely, strict=True):
