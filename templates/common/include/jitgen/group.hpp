@@ -28,11 +28,11 @@ struct Whole {
 };
 constexpr int64_t fewest = 8;  // elements of a group: a vector of floats
 // How many times smaller the next groups are at a row's end. Each size is another copy of a kernel's body, and where
-// nothing is optimised (JITGEN_CXXFLAGS=-O0) compiling them takes longer than running them.
+// nothing is optimised (JITGEN_CXXFLAGS=-O0) compiling them takes longer than running them: a row's end has one size.
 #ifdef __OPTIMIZE__
 constexpr int64_t shrink = 2;
 #else
-constexpr int64_t shrink = 8;
+constexpr int64_t shrink = lanes;
 #endif
 
 namespace detail {
@@ -42,10 +42,8 @@ template <int64_t size, class Body>
 JITGEN_INLINE void rest(int64_t first, int64_t count, const Body& body) {
   if constexpr (size >= fewest) {
     if (first + size <= count) {
-      do {
-        body(first, Whole<size>{});
-        first += size;
-      } while (shrink > 2 && first + size <= count);
+      body(first, Whole<size>{});
+      first += size;
     }
     rest<size / shrink>(first, count, body);
   } else {
