@@ -66,7 +66,7 @@ def written(node: fx.Node) -> list[fx.Node]:
     elif any(name.endswith(norm) for norm in _NORMS):
         named = {**(_named(target, node.args) if callable(target) else {}), **node.kwargs}
         arguments = [named.get(parameter) for parameter in _STATISTICS]
-    elif target in _OPERATORS or name.endswith("_") or node.kwargs.get("inplace"):
+    elif target in _OPERATORS or name.endswith("_"):
         arguments = [node.args[0]] if node.args else []
     nodes = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, fx.Node)]
     return nodes or list(node.all_input_nodes)

@@ -289,7 +289,7 @@ def test_keys_that_a_mask_in_memory_hides_from_all_rows_are_not_read(rows: int, 
     q, k, v = operands((2, 3), rows, 200, 16, 24)
     visible = sample((2, 1, 1, 200) if of_key else (2, 1, rows, 200)) > 0
     visible[..., 70:] = False  # as of a cache that is not full
-    visible[0, ..., :33], visible[1, ..., 16:48] = False, True
+    visible[0, ..., :33], visible[1, ..., :16], visible[1, ..., 16:48] = False, False, True  # a whole piece is hidden
     visible[0, ..., 37] = True  # a row without keys would be 0
     for mask in (visible, visible[..., ::2].repeat_interleave(2, -1), visible.expand(2, 3, rows, 200)):
         check(attend, q, k, v, mask)

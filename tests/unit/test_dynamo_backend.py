@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.dynamo import backend, program
+from jitgen.dynamo import backend, program, updates
 from jitgen.dynamo.program import Program
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
@@ -139,6 +139,18 @@ def test_every_update_keeps_its_place_among_reads() -> None:
     found, expected = ({name: x.clone() for name, x in given.items()} for _ in range(2))
     torch.testing.assert_close(torch.compile(update, backend="jitgen")(found), update(expected))
     torch.testing.assert_close(found, expected)
+
+
+def test_what_a_call_writes_to() -> None:
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    for target, arguments in ((operator.iadd, (x, y)), (operator.setitem, (x, 0, y)), (torch.Tensor.add_, (x, y))):
+        node = graph.call_function(target, arguments)
+        assert updates.updates(node)
+        assert updates.written(node) == [x]
+    node = graph.call_function(F.relu, (x,), {"inplace": True})
+    assert updates.updates(node)
+    assert updates.written(node) == [x]
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True)])

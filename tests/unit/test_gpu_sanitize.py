@@ -86,8 +86,8 @@ open({str(child)!r}, "w").write(str(process.pid))
 time.sleep(1000)
 """
     jobs: queue.Queue[Job] = queue.Queue()
-    jobs.put(Job("hangs", (sys.executable, "-c", code), silence=3.0))
-    jobs.put(Job("talks", (sys.executable, "-c", "import time\nfor _ in range(8): print(_); time.sleep(.5)"), 3.0))
+    jobs.put(Job("hangs", (sys.executable, "-c", code), silence=1.5))
+    jobs.put(Job("talks", (sys.executable, "-c", "import time\nfor _ in range(8): print(_); time.sleep(.25)"), 1.5))
     jobs.put(Job("fails", (sys.executable, "-c", "import sys; print('why', file=sys.stderr); sys.exit(3)"), 30.0))
     found = {each.job.name: each for each in processes.run(jobs, 2, time.monotonic() + 60)}
     assert (found["hangs"].status, found["hangs"].lines) == (None, ("begun",))

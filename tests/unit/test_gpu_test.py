@@ -90,7 +90,7 @@ def _environment() -> dict[str, str]:
 
 
 def test_a_test_that_hangs_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
-    found = run(tmp_path, TESTS, 3, gpu_test.Limits(test=3.0, whole=200.0))
+    found = run(tmp_path, TESTS, 3, gpu_test.Limits(test=2.0, whole=200.0))
     assert found["hangs"] == ["test_fake.py::test_hangs"]
     wait = "jitgen_f: block: [0,0,0], thread: [1,0,0] `block_full` a wait of more than 2^34 cycles"
     assert found["waits"] == {"test_fake.py::test_hangs": f"{wait}: RuntimeError: device-side assert triggered"}
@@ -114,7 +114,7 @@ def test_of_a_test_whose_cases_hang_few_take_the_limit(tmp_path: Path) -> None:
 
 def test_all_end_when_the_time_is_over(tmp_path: Path) -> None:
     text = TESTS.partition("def test_wrong")[0].replace("    pass", "    hang()")
-    found = run(tmp_path, text, 2, gpu_test.Limits(test=60.0, whole=20.0))
+    found = run(tmp_path, text, 2, gpu_test.Limits(test=60.0, whole=10.0))
     assert found["not_run"] == 8
     assert len(found["interrupted"]) == 2
     assert found["closing"] == []

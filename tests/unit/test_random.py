@@ -151,6 +151,9 @@ def test_the_generator_decides(x: torch.Tensor) -> None:
     assert all(uncorrelated(a, b) for place, a in enumerate(numbers) for b in numbers[:place])
     torch.manual_seed(7)
     assert not torch.equal(after, torch.rand(3))  # the calls have moved the generator on
+    torch.manual_seed(7)
+    with_gradients = function(x.clone().requires_grad_())
+    assert all(torch.equal(a, b) for a, b in zip(with_gradients, calls[0], strict=True))
 
 
 def test_readers_of_one_tensor_see_the_same_numbers(x: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jitgen
+from tests import modules as files
 
 PACKAGE = Path(jitgen.__file__).parent
 
@@ -58,7 +59,7 @@ RELATIVE = frozenset(re.findall(r"\w+", "that which who whose where what how whe
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE.parent).as_posix(), ast.parse(path.read_text())
+        yield path.relative_to(PACKAGE.parent).as_posix(), files.tree(path)
 
 
 def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
