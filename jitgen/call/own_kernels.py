@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
-from jitgen import settings
+from jitgen import console, settings
 from jitgen.call.function import JitFunction
 from jitgen.call.opaque import followed_as
+from jitgen.call.resolver import MANY_TRACES
 from jitgen.call.table import Table
 from jitgen.codegen.python import PythonFunction
 from jitgen.errors import JitgenError, SharedMemoryError, TraceError, UnsupportedError
@@ -182,7 +183,18 @@ class CudaKernel(_Kernel):
             made = self.configured(sizes)
             if all(type(size) is int for size in _flat(made.sizes)):  # 1.0 and True are equal to 1
                 self._known.put(sizes, made)
+                self._warn_of_sizes()
             return made
+
+    def _warn_of_sizes(self) -> None:
+        """Warns that launches have many sizes, each of which is traced."""
+        if len(self._known) == MANY_TRACES:
+            console.warn(
+                f"{self.name} has been launched with {MANY_TRACES} grids, blocks or bytes of shared memory. The first "
+                "launch with each takes milliseconds: launch it within a decorated function, where the sizes of "
+                "tensors, and a grid that follows from them, are symbolic",
+                stacklevel=3,
+            )
 
     def configured(self, sizes: Any) -> ConfiguredKernel:
         if not isinstance(sizes, tuple) or not 2 <= len(sizes) <= 3:

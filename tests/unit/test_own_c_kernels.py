@@ -155,6 +155,8 @@ def test_sizes_of_launches_are_known_again() -> None:
     assert kernel[4, 32] is not kernel[4, 32, 64]
     assert kernel[[4, 2], 32] is not kernel[[4, 2], 32]  # a list may change
     assert kernel[5.0, 32] is not kernel[5, 32]
+    with pytest.warns(UserWarning, match="add has been launched with 16 grids, blocks or bytes of shared memory"):
+        assert len({id(kernel[size, 64]) for size in range(1, 20)}) == 19
     for sizes in (4, (4,), (4, 32, 0, 0), ((1, 1, 1, 1), 32), ((), 32)):
         with pytest.raises(TraceError):
             kernel[sizes]
