@@ -34,9 +34,9 @@ from jitgen.kernel.render import source
 from jitgen.spec import KernelSource
 
 SHORT = 4
-"""Operations of a rule that is inlined behind a loop, too; a longer one is called there. Inlined by hand, bias, GELU and
-residual behind a tiled product had the compiler compute addresses in each pass of the loop, to spare registers: 2,992
-us where the kernel alone takes 2,756, and called they take 2,760. Three operations cost nothing (H200,
+"""Operations of a rule that is inlined behind a loop, too; a longer one is called there. Inlined by hand, bias, GELU
+and residual behind a tiled product had the compiler compute addresses in each pass of the loop, to spare registers:
+2,992 us where the kernel alone takes 2,756, and called they take 2,760. Three operations cost nothing (H200,
 docs/measured/h200-own-calls.json)."""
 _BUILT_IN = {
     name: f"#ifdef __CUDACC_RTC__\n{content}#else\n#include_next <{name}>\n#endif\n"
