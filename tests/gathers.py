@@ -6,7 +6,9 @@ a sum may be off by ``n`` roundings of the sum of their magnitudes, a product by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -161,6 +163,43 @@ def integer_failures(backend: str, device: str = "cpu") -> Iterator[str | None]:
     for name, (_, function) in COMBINED.items():
         if name not in ("computed base", "scatter of a number", "twice", "mean"):
             yield judged(name, "exact", function, counted, backend, device)
+
+
+SEARCHED = (1025, 3000, 70001)
+"""Numbers among which others are looked for: more than each is compared with."""
+SEARCHED_DTYPES = (torch.float32, torch.int64, torch.float16)
+
+
+def search_failures(
+    backend: str, device: str = "cpu", sizes: Sequence[int] = SEARCHED, dtypes: Sequence[torch.dtype] = SEARCHED_DTYPES
+) -> Iterator[str | None]:
+    """What is wrong of positions among sorted numbers, and of membership."""
+    for size in sizes:
+        for dtype in dtypes:
+            numbers = (torch.randn(size) * 900).to(dtype)
+            ordered, many = numbers.sort()[0], (torch.randn(70) * 1500).to(dtype)
+            edges = [math.nan, math.inf, -math.inf] if dtype.is_floating_point else [2**40, -(2**40)]
+            x = torch.cat([ordered[:: size // 40], many, torch.tensor(edges, dtype=dtype)])
+            for name, function in SEARCHES.items():
+                yield judged(f"{name} of {size}", "exact", function, (x, ordered), backend, device)
+        rows = torch.randn(2, 3, size).sort()[0]
+        yield judged("rows", "exact", SEARCHES["in rows"], (torch.randn(2, 3, 40), rows), backend, device)
+
+
+def histogram_failures(backend: str, device: str = "cpu") -> Iterator[str | None]:
+    """What is wrong of histograms of numbers at the edges of bins."""
+    for bins in (10, 1000, 1024, 1025, 4000):
+        for low, high in ((0, bins), (-1, bins + 3)):
+            function = functools.partial(torch.histc, bins=bins, min=low, max=high)
+            whole = torch.randint(-9, bins + 9, (500,)).float()
+            yield judged(f"histc of {bins}", "exact", lambda x, f=function: f(x), (whole,), backend, device)
+
+
+SEARCHES: dict[str, Function] = {
+    "bucketize": lambda x, edges: torch.bucketize(x, edges, right=True),
+    "in rows": lambda x, edges: torch.searchsorted(edges, x, out_int32=True),
+    "isin": lambda x, edges: torch.isin(x, edges.flip(0)),
+}
 
 
 def judged(

@@ -49,6 +49,8 @@ CHECKS: dict[str, Check] = {
     "writes": lambda: gathers.write_failures("triton"),
     "computed indices": computed_indices,
     "assignments": lambda: gathers.assignment_failures("triton"),
+    "searches": lambda: gathers.search_failures("triton", sizes=gathers.SEARCHED[:1]),
+    "histograms": lambda: gathers.histogram_failures("triton"),
 }
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def along(trace: Trace, index: Node, dim: int, rank: int) -> Node:
 def require_index(index: Node, *dtypes: str) -> None:
     """Refuses an index of another dtype, as torch does."""
     if index.dtype not in (dtypes or INDEX_DTYPES):
-        raise TypeError(f"an index is {' or '.join(dtypes or INDEX_DTYPES)}, not {index.dtype}")
+        raise TypeError(
+            f"an index is {' or '.join(dtypes or INDEX_DTYPES)}, not {index.dtype}; convert it, with .long() say"
+        )
 
 
 def at_least_1d(trace: Trace, node: Node) -> Node:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, one_along, reduced_dims
 from jitgen.spec import DTYPES, dtype_name
@@ -315,6 +316,11 @@ def _root(trace: Trace, total: Node) -> Node:
 
 def p_norm(trace: Trace, input: Node, p: Any, dims: Sequence[int]) -> Node:
     """Computes the vector norm over ``dims``, which remain with size 1."""
+    if p == "nuc":
+        raise UnsupportedError(
+            "the matrix norm 'nuc' needs singular values, which no kernel computes; compute it outside of "
+            "the decorated function, or take p='fro'"
+        )
     p = 2.0 if p in (None, "fro") else float(p)
     size = pointwise(trace, "abs", input)
     if p == math.inf:

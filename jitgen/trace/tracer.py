@@ -30,7 +30,7 @@ from jitgen.ir.graph import Builder, InputSpec, Node, Shape, input_shape
 from jitgen.ir.nodes import CAST, CONST, INPUT, VIEW
 from jitgen.quant import weights
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
-from jitgen.trace import autocast, own_facts, table
+from jitgen.trace import autocast, own_facts, remedies, table
 from jitgen.trace.binding import StandIn, bind, check_method
 from jitgen.trace.captured import Captured, call_leaves
 from jitgen.trace.captures import Captures
@@ -71,8 +71,6 @@ class InterceptFunctions(TorchFunctionMode):
         return None if StandIn in types else self.trace.call(func, args, kwargs or {})
 
 
-_READS = ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__complex__")
-"""Functions that read elements of a tensor as Python values."""
 _ROW_MAJOR = frozenset(["zeros", "ones", "full", "empty", "arange", "tensor", "rand", "randn", "randint"])
 _ROW_MAJOR |= {f"new_{name}" for name in ("zeros", "ones", "full", "empty")}
 """Functions that make contiguous tensors, whatever their arguments are."""
@@ -80,8 +78,6 @@ _UNSET = ("empty", "empty_like", "new_empty")
 """Functions that make tensors without values."""
 _VIEWS = ("view", "view_as", "unflatten", "diagonal", "linalg_diagonal", "einsum", "unfold")
 """Functions whose results are views at all strides, made of reshapes here, or that raise an error."""
-_COMPLEX = ("view_as_complex", "view_as_real", "complex", "polar", "real", "imag")
-"""Functions of complex numbers."""
 
 
 class Trace:
@@ -380,15 +376,13 @@ class Trace:
         return converted[: len(positional)], dict(names), autocast.disabled(self.device.type)
 
     def _no_row(self, name: str) -> JitgenError:
-        if name.rpartition(".")[2] in _READS:
+        last = name.rpartition(".")[2]
+        if last in remedies.READS:
             return TraceError(
                 f"{self.name}: {name} asks for a tensor's value, which is known only when the kernel runs"
-                f"{quote(user_location())}\n  keep it a tensor, or compute it outside the decorated function and "
-                "pass it as an argument"
+                f"{quote(user_location())}\n  {remedies.remedy(name)}"
             )
-        remedy = "compute it outside the decorated function, or write it with supported operations"
-        if name.rpartition(".")[2] in _COMPLEX:
-            remedy = COMPLEX_REMEDY
+        remedy = COMPLEX_REMEDY if last in remedies.COMPLEX else remedies.remedy(name)
         return UnsupportedError(f"{self.name}: jitgen has no row for {name}{quote(user_location())}\n  {remedy}")
 
     def _with_wide_intermediates(self, result: Any, arguments: Sequence[Node]) -> Any:

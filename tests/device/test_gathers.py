@@ -19,6 +19,8 @@ CHECKS = {
     "integers": lambda backend: gathers.integer_failures(backend, "cuda"),
     "assignments": lambda backend: gathers.assignment_failures(backend, "cuda"),
     "updates": lambda backend: gathers.update_failures(backend, "cuda"),
+    "searches": lambda backend: gathers.search_failures(backend, "cuda"),
+    "histograms": lambda backend: gathers.histogram_failures(backend, "cuda"),
 }
 
 

@@ -37,8 +37,11 @@ CHECKS = {
     "integers": lambda: gathers.integer_failures("cpp"),
     "assignments": lambda: gathers.assignment_failures("cpp"),
     "updates": lambda: gathers.update_failures("cpp"),
+    "a search": lambda: gathers.search_failures("cpp", sizes=gathers.SEARCHED[:1], dtypes=gathers.SEARCHED_DTYPES[:1]),
+    "searches": lambda: gathers.search_failures("cpp"),
+    "histograms": lambda: gathers.histogram_failures("cpp"),
 }
-QUICK = ("small", "writes of 0", "assignments")
+QUICK = ("small", "writes of 0", "assignments", "a search")
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -82,7 +82,10 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     count = int(input.shape[0])
     number = math.comb(count + (int(r) - 1 if with_replacement else 0), int(r))
     if number * int(r) > MOST_NUMBERS:
-        raise UnsupportedError(f"combinations of {number * int(r)} numbers are not supported; {MOST_NUMBERS} are")
+        raise UnsupportedError(
+            f"combinations of {number * int(r)} numbers are not supported, up to {MOST_NUMBERS} are; "
+            f"pass their indices, which are torch.combinations(torch.arange({count}), {int(r)}), and write x[indices]"
+        )
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     chosen = list(choose(range(count), int(r)))
     return input[torch.tensor(chosen)] if chosen else input.new_empty(0, int(r))

@@ -51,7 +51,10 @@ class Windows:
         if any(not 0 <= pad <= size // 2 for pad, size in zip(self.padding, self.kernel, strict=True)):
             raise ValueError("the padding must be half of the window's size at most")
         if math.prod(self.kernel) > MOST_PIECES:
-            raise UnsupportedError(f"windows of {math.prod(self.kernel)} elements are not supported; {MOST_PIECES} are")
+            raise UnsupportedError(
+                f"windows of {math.prod(self.kernel)} elements are not supported, up to {MOST_PIECES} are; reduce "
+                "x.unfold(dim, size, step) along its last dimension, for each dimension of a window"
+            )
         self.counts = [self._count(dim, ceil_mode) for dim in range(count)]
         if min(self.counts) <= 0:
             raise ValueError("the input is smaller than a window")
@@ -221,7 +224,10 @@ def _outputs(input: Tensor, output_size: Any, count: int) -> list[tuple[int, int
     if min(sizes, default=0) < 0:
         raise ValueError("the output sizes must not be negative")
     if max(sizes) > MOST_PIECES:
-        raise UnsupportedError(f"adaptive pooling to {max(sizes)} elements is not supported; {MOST_PIECES} are")
+        raise UnsupportedError(
+            f"adaptive pooling to {max(sizes)} elements is not supported, up to {MOST_PIECES} are; "
+            "where windows are equal reduce x.unflatten(dim, (outputs, -1)) along its dimension dim + 1"
+        )
     return [(input.dim() - 1 - number, size) for number, size in enumerate(reversed(sizes))]
 
 

@@ -1,5 +1,7 @@
-"""Composes functions that compare every element with each of a few: membership, buckets, histograms, gradients on a
-grid."""
+"""Composes functions that look for elements among others, membership, buckets and histograms, and gradients on a grid.
+
+Each element is compared with all of a few. Where there are more, they are sorted and halved.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitgen.errors import UnsupportedError
 from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank, require_shape
 from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
 
 MOST_COMPARED = 1024
-"""The most elements with which each element of another tensor is compared: a search in order takes fewer steps."""
-
-
-def _few(count: Any, what: str) -> int:
-    if int(count) > MOST_COMPARED:
-        raise UnsupportedError(f"{int(count)} {what} are not supported; up to {MOST_COMPARED} are")
-    return int(count)
+"""The most elements with which each element of another tensor is compared. A search among more reads one in each step,
+which depends on the one before."""
 
 
 @composition("isin")
@@ -43,21 +39,47 @@ def isin(
         equal = elements == test_elements
     else:
         tested = test_elements.reshape(-1)
-        _few(tested.shape[0], "test elements")
-        first = elements.unsqueeze(-1) if isinstance(elements, Tensor) else elements
-        equal = (first == tested).any(-1)
+        if isinstance(elements, Tensor) and tested.shape[0] > MOST_COMPARED:
+            dtype = torch.result_type(elements, tested)
+            sorted_, x = tested.to(dtype).sort()[0], elements.to(dtype)
+            position = _searched(sorted_, x.reshape(-1), right=False).clamp(max=tested.shape[0] - 1)
+            equal = sorted_[position].reshape(x.shape) == x
+        else:
+            first = elements.unsqueeze(-1) if isinstance(elements, Tensor) else elements
+            equal = (first == tested).any(-1)
     return ~equal if invert else equal
 
 
 def _position(boundaries: Tensor, values: Tensor, right: bool, int32: bool) -> Tensor:
     """Counts the sorted ``boundaries`` (..., n) below each of ``values`` (..., m), or not above it; NaN is above all
     numbers."""
-    _few(boundaries.shape[-1], "boundaries")
-    edges, x = boundaries.unsqueeze(-2), values.unsqueeze(-1)
+    dtype = torch.int32 if int32 else torch.int64
+    if boundaries.shape[-1] > MOST_COMPARED:
+        return _searched(boundaries, values, right).to(dtype)
+    return _passed(boundaries.unsqueeze(-2), values.unsqueeze(-1), right).sum(-1, dtype=dtype)
+
+
+def _passed(edges: Tensor, x: Tensor, right: bool) -> Tensor:
+    """Compares: whether an edge comes before ``x``, or not after it where ``right``."""
     passed = ~(edges > x) if right else ~(edges >= x)
     if edges.is_floating_point():
         passed = passed & (~edges.isnan() | x.isnan()) if right else passed & ~edges.isnan()
-    return passed.sum(-1, dtype=torch.int32 if int32 else torch.int64)
+    return passed
+
+
+def _searched(boundaries: Tensor, values: Tensor, right: bool) -> Tensor:
+    """Computes ``_position`` by halves: each step adds a power of two to the count where the last of so many
+    ``boundaries`` is passed."""
+    count, step = boundaries.shape[-1], 1
+    while 2 * step <= count:
+        step *= 2
+    passed = torch.zeros_like(values, dtype=torch.int64)
+    while step:
+        further = passed + step
+        edge = boundaries.gather(-1, further.clamp(max=count) - 1)
+        passed = torch.where((further <= count) & _passed(edge, values, right), further, passed)
+        step //= 2
+    return passed
 
 
 @composition("bucketize")
@@ -100,7 +122,7 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     whole = not input.is_floating_point() and input.device.type != "cpu"
     if not whole:
         require_float(input)
-    count = _few(bins, "bins")
+    count = int(bins)
     if count <= 0:
         raise ValueError("bins must be positive")
     low, high = min, max
@@ -112,9 +134,12 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
         low, high = low - 1, high + 1
     elif low > high:
         raise ValueError("max must be larger than min")
-    bucket = (x - low) * count // (high - low) if whole else ((x - low) / (high - low) * count).floor()
+    bucket = (x - low) * count // (high - low) if whole else ((x - low) * count / (high - low)).floor()
     bucket = torch.where(x == high, count - 1, bucket)
     inside = (x >= low) & (x <= high)
+    if count > MOST_COMPARED:
+        chosen = torch.where(inside, bucket, 0).to(torch.int64)
+        return torch.zeros(count, dtype=input.dtype).scatter_add(0, chosen, inside.to(input.dtype))
     return ((bucket == torch.arange(count).unsqueeze(-1)) & inside).sum(-1).to(input.dtype)
 
 

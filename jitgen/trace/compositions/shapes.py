@@ -232,8 +232,11 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     if size <= step and count * step <= length:
         windows = input.narrow(dim, 0, count * step).unflatten(dim, (count, step))
         return windows.narrow(dim + 1, 0, size).movedim(dim + 1, -1)
-    if size > MOST_PIECES or size == 0:
-        raise UnsupportedError(f"windows of {size} elements are not supported; 1 to {MOST_PIECES} are")
+    if size > MOST_PIECES:
+        numbers = torch.arange(count).unsqueeze(-1) * step + torch.arange(size)
+        return input.movedim(dim, -1)[..., numbers].movedim(-2, dim)
+    if size == 0:
+        raise UnsupportedError("windows of no elements are not supported; write x.new_zeros of the result's shape")
     return torch.stack([_every(input, dim, start, count, step) for start in range(size)], -1)
 
 
