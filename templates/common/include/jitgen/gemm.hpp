@@ -95,21 +95,24 @@ void pack_across(const X& x, const Packed<Compute>& to, int64_t first, int64_t k
   }
 }
 
-// Interleaves `rows` rows of `count` floats, each `stride` from the one before, squares of them at a time.
-template <int rows>
-void interleave(const float* from, int64_t stride, int64_t count, float* to) {
+// Interleaves `rows` rows of `count` floats, each `stride` from the one before, squares of them at a time. `from` has as
+// many rows as whole squares.
+inline void interleave(const float* from, int64_t stride, int64_t rows, int64_t count, float* to) {
+  const int64_t last = (rows - 1) / float_lanes * float_lanes;
   int64_t e = 0;
-  // A vector may exceed the square's elements, which the next one then overwrites.
-  for (; (e + float_lanes) * rows + float_lanes - rows <= count * rows; e += float_lanes) {
-    Floats square[float_lanes] = {};
+  // The vectors of the last rows may exceed these: what follows them is written afterwards.
+  for (; (e + float_lanes - 1) * rows + last + float_lanes <= count * rows; e += float_lanes) {
+    for (int64_t first = last; first >= 0; first -= float_lanes) {
+      Floats square[float_lanes];
 #pragma GCC unroll 16
-    for (int m = 0; m < rows; ++m) square[m] = load_vector<Floats>(from + m * stride + e);
-    transpose(square);
+      for (int m = 0; m < float_lanes; ++m) square[m] = load_vector<Floats>(from + (first + m) * stride + e);
+      transpose(square);
 #pragma GCC unroll 16
-    for (int i = 0; i < float_lanes; ++i) store_vector(to + (e + i) * rows, square[i]);
+      for (int i = 0; i < float_lanes; ++i) store_vector(to + (e + i) * rows + first, square[i]);
+    }
   }
   for (; e < count; ++e) {
-    for (int m = 0; m < rows; ++m) to[e * rows + m] = from[m * stride + e];
+    for (int64_t m = 0; m < rows; ++m) to[e * rows + m] = from[m * stride + e];
   }
 }
 
@@ -128,10 +131,10 @@ void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64
     const int64_t elements = to.depth - e < fill_elements ? to.depth - e : fill_elements;
     const int64_t there = k - e * per < 0 ? 0 : k - e * per < elements * per ? k - e * per : elements * per;
     if constexpr (same<typename X::Storage, float> && same<typename Compute::Element, float> &&
-                  Compute::tile_rows > 1 && Compute::tile_rows <= float_lanes) {
-      if (count == Compute::tile_rows) {
-        constexpr int64_t together = 256;
-        alignas(64) float square[Compute::tile_rows][together];
+                  Compute::tile_rows > 1) {
+      if (count > 1) {
+        constexpr int64_t together = 128, squares = (Compute::tile_rows + float_lanes - 1) / float_lanes;
+        alignas(64) float square[squares * float_lanes][together] = {};
         for (int64_t at = 0; at < elements; at += together) {
           const int64_t here = elements - at < together ? elements - at : together;
           const int64_t live = there - at < 0 ? 0 : there - at < here ? there - at : here;
@@ -139,8 +142,7 @@ void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64
             x.fill(first + rows.begin + m, e + at, live, square[m]);
             __builtin_memset(square[m] + live, 0, (here - live) * sizeof(float));
           }
-          interleave<Compute::tile_rows>(square[0], together, here,
-                                         to.data + rows.begin * to.depth + (e + at) * count);
+          interleave(square[0], together, count, here, to.data + rows.begin * to.depth + (e + at) * count);
         }
         continue;
       }
