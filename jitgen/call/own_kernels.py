@@ -88,6 +88,11 @@ class _Kernel(CKernel):
         line = f"return len(arguments) == {len(parameters)} and ({' or '.join(pairs) or False})"
         return PythonFunction("updates_another", ["arguments"], [line]).define(f"arguments of {self.name}", {})
 
+    @functools.cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Returns the places of the parameters that take no tensors."""
+        return tuple(place for place, own in enumerate(self.definition.parameters) if not own.is_pointer)
+
     def check_devices(self, arguments: Sequence[Any]) -> None:
         """Raises UnsupportedError where a tensor is not on a device of the kernel's language."""
         kind = "cuda" if self.text.language == "cuda" else "cpu"
@@ -223,11 +228,13 @@ class ConfiguredKernel:
     and then the dispatcher of that function.
     """
 
-    __slots__ = ("_by_types", "_functions", "kernel", "sizes")
+    __slots__ = ("_by_types", "_function", "_functions", "kernel", "sizes")
 
     def __init__(self, kernel: _Kernel, sizes: tuple[Any, ...]) -> None:
         self.kernel, self.sizes = kernel, sizes
         self._functions: dict[tuple[int, ...] | None, Any] = {}
+        self._function: Any = None
+        """That of launches without repeated tensors, once one was launched without zones."""
         self._by_types: Mapping[tuple[type, ...], Any] = {}
 
     @followed_as(_follow)
@@ -236,11 +243,13 @@ class ConfiguredKernel:
         if stream is not None:
             with torch.cuda.stream(stream):
                 return self(*arguments)
-        dispatcher = self._by_types.get(tuple(map(type, arguments)))
-        if dispatcher is None or trace_in_progress.get() is not None or self.kernel.updates_another(arguments):
+        if self._function is None or trace_in_progress.get() is not None:
             return self._launch(arguments)
         try:
-            dispatcher(*arguments)
+            if self.kernel.updates_another(arguments):
+                self._update(arguments)
+            else:
+                self._by_types.get(tuple(map(type, arguments)), self._function)(*arguments)
         except SharedMemoryError:  # before it launches
             self._launch(arguments)
         except JitgenError:
@@ -255,16 +264,18 @@ class ConfiguredKernel:
         """Returns the function of launches.
 
         Args:
-            places: where a tensor is given several times, the place of each argument among those that differ.
+            places: where a tensor is given several times, for each argument the first place at which it is given.
         """
         known = self._functions.get(places)
         if known is not None:
             return known
         kernel, sizes = self.kernel, of_launch(_flat(self.sizes))
+        numbers = {place: number for number, place in enumerate(dict.fromkeys(places or ()))}
+        indices = None if places is None else [numbers[place] for place in places]
 
         def launch(*arguments: Any) -> None:
-            if places is not None:
-                arguments = tuple(arguments[place] for place in places)
+            if indices is not None:
+                arguments = tuple(arguments[index] for index in indices)
             kernel.check_strides(arguments)
             kernel.traced(sizes, arguments)
 
@@ -281,7 +292,8 @@ class ConfiguredKernel:
                 self._launch_guarded(arguments)
             else:
                 self._call(arguments)
-                self._by_types = self._function_of(None).dispatchers
+                self._function = self._function_of(None)
+                self._by_types = self._function.dispatchers
         except JitgenError:
             kernel.check_devices(arguments)
             raise
@@ -297,16 +309,15 @@ class ConfiguredKernel:
                 arguments = _as_objects(arguments)
                 if not updates_another(arguments):
                     raise
-        own: dict[int, int] = {}
-        distinct: list[Any] = []
-        places = []
-        for argument in arguments:
-            place = own.get(id(argument)) if isinstance(argument, torch.Tensor) else None
-            if place is None:
-                place = own[id(argument)] = len(distinct)
-                distinct.append(argument)
-            places.append(place)
-        self._function_of(tuple(places))(*distinct)
+        self._update(arguments)
+
+    def _update(self, arguments: Sequence[Any]) -> None:
+        """Calls the function of launches that get some tensor several times."""
+        ids = [*map(id, arguments)]
+        for place in self.kernel.numbers:  # of which one that occurs twice may differ at the next call
+            ids[place] = -1 - place
+        places = tuple(map(ids.index, ids))
+        self._function_of(places)(*(arguments[place] for place in dict.fromkeys(places)))
 
     def _launch_guarded(self, arguments: Sequence[Any]) -> None:
         """Launches it on copies of what it writes, with zones around them that are looked at afterwards."""
