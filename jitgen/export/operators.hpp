@@ -201,6 +201,7 @@ struct Driver {
   decltype(&cuTensorMapEncodeTiled) encode;
   decltype(&cuOccupancyMaxActiveClusters) clusters;
   decltype(&cuDeviceGetAttribute) attribute;
+  decltype(&cuDriverGetVersion) version;
   decltype(&cuDevicePrimaryCtxRetain) retain;
   decltype(&cuCtxPushCurrent) push;
   decltype(&cuCtxPopCurrent) pop;
@@ -226,6 +227,7 @@ struct Driver {
     look_up(encode, "cuTensorMapEncodeTiled");
     look_up(clusters, "cuOccupancyMaxActiveClusters");
     look_up(attribute, "cuDeviceGetAttribute");
+    look_up(version, "cuDriverGetVersion");
     look_up(retain, "cuDevicePrimaryCtxRetain");
     look_up(push, "cuCtxPushCurrent_v2");
     look_up(pop, "cuCtxPopCurrent_v2");
@@ -265,6 +267,19 @@ class CurrentContext {
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
 };
+
+// Refuses a kernel with more bytes of parameters than the driver knows: 4096 by any, 32764 from CUDA 12.1 on, as
+// jitgen/runtime/cuda.py says.
+inline void check_parameters(const Operator& op, int32_t bytes) {
+  if (bytes <= 4096) return;
+  int version = 0;
+  check_driver(op, Driver::get().version(&version), "reading the version of the CUDA driver");
+  if (version >= 12010) return;
+  refuse(op, "a kernel takes " + std::to_string(bytes) +
+                 " bytes of parameters; more than 4096 need the driver of CUDA 12.1 (530) or newer, and this one is of "
+                 "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) +
+                 ": update the driver, or make the package with fewer tensors at once");
+}
 
 inline CUfunction function_on(const Operator& op, const Kernel& kernel, int32_t device, int64_t shared_bytes) {
   const std::lock_guard lock(kernel.loading);
@@ -317,6 +332,7 @@ inline void run_step(const Operator& op, const Step& step, std::vector<Tensor>& 
   check(op, aoti_torch_get_current_cuda_stream(device, &stream), "give the current stream");
   const std::vector<int64_t> shape = integers.next(10);
   const int64_t cluster = shape[7], persistence = shape[8];
+  check_parameters(op, step.bytes);
   const CUfunction function = function_on(op, *step.kernel, device, shape[6]);
 
   CUlaunchAttribute attributes[2];

@@ -249,6 +249,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, v
     CUtensorMapL2promotion, CUtensorMapFloatOOBfill) { return CUDA_SUCCESS; }
 CUresult cuOccupancyMaxActiveClusters(int*, CUfunction, const CUlaunchConfig*) { return CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int*, CUdevice_attribute, CUdevice) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int* version) { *version = 12000; return CUDA_SUCCESS; }
 }
 """
 LAUNCHES = """
@@ -265,13 +266,20 @@ int main() {
       function_on(op, kernel, 1, bytes);
     }).join();
   }
+  check_parameters(op, 4096);
+  try {
+    check_parameters(op, 4104);
+  } catch (const std::exception& error) {
+    std::puts(error.what());
+  }
 }
 """
 
 
 @pytest.mark.slow
-def test_threads_launch_in_the_context_of_the_device_and_never_lower_its_shared_memory(tmp_path: Path) -> None:
-    """``operators.hpp`` with a driver that prints what it is asked for."""
+def test_what_operators_ask_of_the_driver(tmp_path: Path) -> None:
+    """``operators.hpp`` with a driver that prints what it is asked for: threads launch in the context of the device and
+    never lower its shared memory, and many parameters are refused by an old driver."""
     headers = nvrtc.find_headers("cuda")
     if headers is None:
         pytest.skip("this machine lacks CUDA's headers")
@@ -287,7 +295,12 @@ def test_threads_launch_in_the_context_of_the_device_and_never_lower_its_shared_
     subprocess.run([*words, "launches.cpp", *linked, "-o", "launches"], cwd=tmp_path, check=True)
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run(["./launches"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:-1] == ["retain 1", "load", "shared 100000", "shared 200000"]
+    *launches, refused = done.stdout.splitlines()
+    assert launches == ["retain 1", "load", "shared 100000", "shared 200000"]
+    assert refused.startswith(
+        "op: a kernel takes 4104 bytes of parameters; more than 4096 need the driver of CUDA 12.1"
+    )
+    assert "this one is of CUDA 12.0: update the driver" in refused
 
 
 @pytest.mark.parametrize(
