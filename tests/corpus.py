@@ -179,6 +179,9 @@ def _products() -> Iterator[Case]:
         gate, up = torch._grouped_mm(x, w.transpose(-2, -1), ends).chunk(2, -1)
         return F.silu(gate) * up
 
+    def likeliest(h: Any, head: Any) -> Any:
+        return F.linear(h, head).argmax(-1)
+
     def chosen(x: Any, w: Any, ids: Any) -> Any:
         return torch.bmm(w[ids], x.unsqueeze(-1)).squeeze(-1)
 
@@ -208,6 +211,9 @@ def _products() -> Iterator[Case]:
     yield "batched", linear, (Spec(("B", "S", 256), half), Spec((100, 256), half))
     yield "normed", normed, (Spec((64, 4096), half), Spec((4096,), half), quantised["int4"](4096, 4096))
     yield "transposed", transposed, (Spec((77, 512), half), Spec((512, 256), half))
+    for rows, format, dtype in ((1, None, half), (2, "int4", half), (8, None, half), (3, None, single)):
+        head = Spec((128256, 4096), dtype, format=format, group_size=format and 128)
+        yield f"likeliest_{rows}_{format or dtype}", likeliest, (Spec((rows, 4096), dtype), head)
 
 
 def _codes() -> Iterator[Case]:
