@@ -28,6 +28,9 @@ FEWEST_COLUMNS = 512
 MOST_BYTES = 4
 """Bytes of an element that is read, at most: of wider ones a lane has too few for a warp to have a block."""
 
+UNUSED = -1
+"""The number of no tensor, for a node that stands for another one."""
+
 
 @dataclass(frozen=True)
 class QuantisedResult:
@@ -49,7 +52,7 @@ def extremum_of(codes: Node, scales: Node) -> QuantisedResult | None:
     """Returns ``codes`` and ``scales`` as those of one value, if both are computed from one reduction of its blocks,
     and the scales from nothing else; else None."""
     extremes = list(nearest(scales, [REDUCE], passes))
-    if len(extremes) != 1 or len(codes.shape) != 2 or len(scales.shape) != 2:
+    if len(extremes) != 1 or len(scales.shape) != 2:
         return None
     (extremum,) = extremes
     source, attrs = extremum.inputs[0], extremum.attrs
@@ -72,6 +75,25 @@ def extremum_of(codes: Node, scales: Node) -> QuantisedResult | None:
     return QuantisedResult(codes, scales, extremum, frozenset(inside)) if plain else None
 
 
+def over_matrix(codes: Node, scales: Node, tensor: Node, value: Node, mover: Mover) -> tuple[Node, Node]:
+    """Returns ``codes`` and ``scales``, which are computed of ``tensor``, as those of its ``value``: of a matrix, as
+    the codes are, so that products of several dimensions of rows are one in both."""
+    one = mover.builder.make("input", (), tensor.dtype, codes.shape, (UNUSED,))
+    whole = {id(tensor): mover.move(one, ("reshape",), tensor.shape)}
+    codes, scales = (mover.substituted(each, dict(whole)) for each in (codes, scales))
+    found = extremum_of(codes, scales)
+    if found is not None and len(found.extremum.shape) != 3 and len(codes.shape) == 2:
+        blocks = (*scales.shape, BLOCK)
+        source = mover.move(mover.move(found.extremum.inputs[0], ("reshape",), codes.shape), ("reshape",), blocks)
+        extremum = mover.builder.make("reduce", (source,), "float32", (*scales.shape, 1), ("max", (2,)), codes.location)
+        spread = mover.move(mover.move(extremum, ("expand",), blocks), ("reshape",), codes.shape)
+        memo = dict.fromkeys(map(id, found.inside), mover.move(extremum, ("reshape",), scales.shape))
+        memo |= {id(node): spread for node in found.inside if node.shape == codes.shape}
+        codes, scales = (mover.substituted(each, dict(memo)) for each in (codes, scales))
+    matrix = mover.move(value, ("reshape",), codes.shape)
+    return mover.substituted(codes, {id(one): matrix}), mover.substituted(scales, {id(one): matrix})
+
+
 def stored_values(found: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover) -> tuple[Store, Store]:
     """Returns ``found`` as values over ``shape``, the rows and columns of a region: what is reduced is a ``blocked``
     node there, and each scale is that of all columns of its block."""
@@ -92,7 +114,9 @@ def stored_values(found: QuantisedResult, stores: tuple[int, int], shape: Shape,
             memo[id(node)] = mover.move(node, ("expand",), shape)
         else:
             memo[id(node)] = like(node, [memo[id(child)] for child in node.inputs], shape) if node.inputs else node
-    return Store(stores[0], codes, movements), Store(stores[1], memo[id(found.scales)], block=BLOCK)
+    blocks = (*shape[:-1], found.scales.shape[-1])
+    of_scales = () if found.scales.shape == blocks else ((("reshape",), blocks),)
+    return Store(stores[0], codes, movements), Store(stores[1], memo[id(found.scales)], of_scales, block=BLOCK)
 
 
 def of_rows(codes: Node, scales: Node, mover: Mover) -> QuantisedResult | None:
@@ -103,9 +127,10 @@ def of_rows(codes: Node, scales: Node, mover: Mover) -> QuantisedResult | None:
     if found is None or not reduced:
         return None
     shape = reduced[0].inputs[0].shape
-    if len(shape) != 2 or any(node.inputs[0].shape != shape or node.attrs.dims != (1,) for node in reduced):
+    last = len(shape) - 1
+    if any(node.inputs[0].shape != shape or node.attrs.dims != (last,) for node in reduced):
         return None
-    if codes.shape != shape:  # its columns equal the row's by a guard
+    if codes.shape != shape:  # of more dimensions, or of columns that equal the row's by a guard
         found = extremum_of(mover.move(codes, ("reshape",), shape), scales)
     if found is None or not _are_rows(found, shape, mover):
         return None

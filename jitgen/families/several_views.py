@@ -113,11 +113,16 @@ def _quantised_in_blocks(index: Index) -> set[Node]:
 
 
 def _is_reshape(node: Node) -> bool:
-    return node.kind is VIEW and node.attrs.kind == "reshape"
+    """Returns whether ``node`` is a view in the same order; a row of one block is reshaped by a size of 1."""
+    return node.kind is VIEW and node.attrs.kind in ("reshape", "unsqueeze", "squeeze")
 
 
 def _is_in_blocks(node: Node) -> bool:
-    return _is_reshape(node) and node.shape[-1] in BLOCKS_OF_ROWS
+    """Returns whether ``node`` is a view of rows as blocks, and not of blocks as rows of one block."""
+    if not _is_reshape(node) or node.shape[-1] not in BLOCKS_OF_ROWS:
+        return False
+    source = node.inputs[0].shape
+    return source[-1:] != node.shape[-1:] or len(source) < len(node.shape)
 
 
 def _above_blocks(node: Node) -> Sequence[Node]:

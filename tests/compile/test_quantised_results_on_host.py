@@ -131,3 +131,18 @@ def test_a_norm(norm: Callable[..., torch.Tensor], columns: int, dtype: torch.dt
     (found,) = run(norm, x, gain, weight, headers=wgmma_headers())
     expected = norm(x, gain, weight).double()
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
+
+
+def test_rows_of_several_dimensions() -> None:
+    """A norm of a residual sum, whose codes and scales lie as those of a matrix."""
+    torch.manual_seed(2)
+    x, gain, weight = torch.randn(2, 3, 640), torch.rand(640) + 0.5, weights(128, 640)
+
+    def norm(x: torch.Tensor, gain: torch.Tensor, weight: Tensors) -> torch.Tensor:
+        return rms(x + x.flip(0), gain, weight)
+
+    low = jitgen.jit(norm).lower(x, gain, weight, backend="cuda", target="sm_90a")
+    assert len(low.kernels) == 2, low.explain()
+    (found,) = run(norm, x, gain, weight, headers=wgmma_headers())
+    expected = norm(x, gain, weight).double()
+    assert (found.double() - expected).norm() <= 2**-7 * expected.norm()

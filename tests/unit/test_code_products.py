@@ -398,6 +398,60 @@ def test_layouts_of_codes_lose_nothing(format: str, group: int | None, name: str
                 assert nibbles == codes[16 + row_of_lane + 8 * half, first : first + 4].tolist()
 
 
+BLOCKS_128 = {"format": "fp8_e4m3.rows128", "group_size": 128, "activation": "fp8_e4m3.block128"}
+
+
+def chain(x: torch.Tensor, up: Any, down: Any) -> torch.Tensor:
+    return F.linear(F.gelu(F.linear(x, up)), down)
+
+
+def swiglu(x: torch.Tensor, gain: torch.Tensor, gate: Any, up: Any, down: Any) -> torch.Tensor:
+    x = F.rms_norm(x, gain.shape, gain)
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def both(x: torch.Tensor, up: Any, down: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    y = F.gelu(F.linear(x, up))
+    return F.linear(y, down), y
+
+
+def deep(x: torch.Tensor, gain: torch.Tensor, *weights: Any) -> torch.Tensor:
+    for _ in range(2):
+        x = x + swiglu(x, gain, *weights)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "kernels", "apart", "codes"),
+    [(chain, 3, 1, 2), (swiglu, 3, 0, 2), (both, 4, 2, 2), (deep, 6, 0, 4)],
+    ids=["chain", "swiglu", "a result that is returned too", "two blocks"],
+)
+@pytest.mark.parametrize("lead", [(300,), (2, 150), (1,)], ids=str)
+def test_results_are_quantised_by_their_kernels(
+    function: Any, kernels: int, apart: int, codes: int, lead: tuple[int, ...]
+) -> None:
+    """A norm and a product in blocks leave codes and scales for the next product. What is an argument, or is returned
+    besides, a kernel of its own quantises: where rows have several dimensions, the scales have another."""
+    weights = [jitgen.TensorSpec(shape, torch.bfloat16, **BLOCKS_128) for shape in ((640, 1024), (1024, 640))]
+    x, gain = (jitgen.TensorSpec(shape, torch.bfloat16) for shape in ((*lead, 1024), (1024,)))
+    arguments = (x, *weights) if function in (chain, both) else (x, gain, weights[0], *weights)
+    low = jitgen.jit(function).lower(*arguments, target="sm_90a", backend="cuda")
+    assert len(low.kernels) == kernels + apart * (len(lead) > 1), low.explain()
+    written = [line for line in low.explain().splitlines() if line.strip().startswith("temporary float8")]
+    assert len(written) == codes
+
+
+def test_a_row_of_one_block() -> None:
+    """What 128 columns are quantised from is stored as that of several blocks is."""
+    x, up, down = (
+        jitgen.TensorSpec(shape, torch.bfloat16, **(BLOCKS_128 if number else {}))
+        for number, shape in enumerate(((40, 1024), (128, 1024), (1024, 128)))
+    )
+    low = jitgen.jit(chain).lower(x, up, down, target="sm_90a", backend="cuda")
+    bodies = [body for kernel in low._lowered.program.kernels for body in kernel.bodies]
+    assert [product.blocks for body in bodies for product in body.contractions] == [("weight", "x")] * 2
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize(
     "function",

@@ -14,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from jitgen.device import Device
-from jitgen.families.blocks_of_rows import QuantisedResult, extremum_of, of_rows, passes, stored_values
+from jitgen.families.blocks_of_rows import QuantisedResult, extremum_of, of_rows, over_matrix, passes, stored_values
 from jitgen.families.family import Partition
 from jitgen.families.gemm.block_products import multiplies_blocks
+from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.ir.analysis import nearest
 from jitgen.ir.graph import Node, topological, walked
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import BLOCKS, CONTRACT, DEQUANTIZE, INPUT, PRODUCTS, VIEW
-from jitgen.ir.regions import Axis, Region, Stage
+from jitgen.ir.nodes import BLOCKS, CAST, CONTRACT, DEQUANTIZE, INPUT, PRODUCTS, REDUCE, VIEW
+from jitgen.ir.regions import Axis, Region, Stage, Store
 from jitgen.ir.views import Mover
+from jitgen.kernel.operands import item_size
 
 MOST_PRODUCTS = 2
 """Products of a region whose result is quantised: those of SwiGLU."""
@@ -57,9 +59,12 @@ def with_quantised_results(values: Sequence[Node], partition: Partition, others:
         if number < temporaries.first or not _is_read_alone(x, index, known):
             continue
         temporary = temporaries.nodes[number - temporaries.first]
-        value = mover.substituted(values[place], dict(memo))
-        codes, scales = (mover.substituted(one, {id(temporary): value}) for one in x.inputs)
+        value, state = mover.substituted(values[place], dict(memo)), partition.state()
+        if any(node.kind is REDUCE for node in topological([value], leaves=PRODUCTS)):
+            value = _of_stored_products(value, partition)
+        codes, scales = over_matrix(*x.inputs, temporary, value, mover)
         if quantised_result(codes, scales) is None and of_rows(codes, scales, mover) is None:
+            partition.restore(state)
             continue
         mover.fired[NAME] = None
         values[place] = codes
@@ -67,6 +72,18 @@ def with_quantised_results(values: Sequence[Node], partition: Partition, others:
         temporaries.compute_together(written)
         memo |= zip(map(id, x.inputs), written, strict=True)
     return [mover.substituted(value, memo) for value in values] if memo else values
+
+
+def _of_stored_products(value: Node, partition: Partition) -> Node:
+    """Returns ``value``, that of rows, with what it is computed of products in memory: a residual stream, say."""
+
+    def materialize(node: Node) -> Node:
+        if node.kind is CAST and item_size(node.inputs[0].dtype) < item_size(node.dtype):
+            return partition.mover.builder.like(node, [partition.materialize(node.inputs[0])])
+        return partition.materialize(node)
+
+    (store,) = without_hidden_products([Store(0, value)], partition.mover, materialize, flat=False)
+    return store.value
 
 
 def _stored_for(x: Node) -> int | None:
