@@ -75,9 +75,10 @@ def extremum_of(codes: Node, scales: Node) -> QuantisedResult | None:
     return QuantisedResult(codes, scales, extremum, frozenset(inside)) if plain else None
 
 
-def over_matrix(codes: Node, scales: Node, tensor: Node, value: Node, mover: Mover) -> tuple[Node, Node]:
-    """Returns ``codes`` and ``scales``, which are computed of ``tensor``, as those of its ``value``: of a matrix, as
-    the codes are, so that products of several dimensions of rows are one in both."""
+def over_matrix(x: Node, tensor: Node, value: Node, mover: Mover) -> tuple[Node, Node]:
+    """Returns the codes and scales of ``x``, which are computed of ``tensor``, as those of its ``value``: of a matrix,
+    as the codes are, so that products of several dimensions of rows are one in both."""
+    codes, scales = x.inputs
     one = mover.builder.make("input", (), tensor.dtype, codes.shape, (UNUSED,))
     whole = {id(tensor): mover.move(one, ("reshape",), tensor.shape)}
     codes, scales = (mover.substituted(each, dict(whole)) for each in (codes, scales))

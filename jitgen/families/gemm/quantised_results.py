@@ -62,7 +62,7 @@ def with_quantised_results(values: Sequence[Node], partition: Partition, others:
         value, state = mover.substituted(values[place], dict(memo)), partition.state()
         if any(node.kind is REDUCE for node in topological([value], leaves=PRODUCTS)):
             value = _of_stored_products(value, partition)
-        codes, scales = over_matrix(*x.inputs, temporary, value, mover)
+        codes, scales = over_matrix(x, temporary, value, mover)
         if quantised_result(codes, scales) is None and of_rows(codes, scales, mover) is None:
             partition.restore(state)
             continue
