@@ -790,12 +790,14 @@ struct DenseKernel {
   }
 
   // The same of an epilogue that quantises in blocks of columns: `lanes` neighbouring lanes have a block of a row.
-  template <class Own>
+  // `alone`: of a block that has all sums of the tile.
+  template <bool alone, class Own>
   JITGEN_DEVICE void finish_split_in_blocks(const Own& epilogue, const TilePlace& tile, int columns) const {
     constexpr int pitch = Shape::sum_pitch, lanes = scale_block / 8, across = Config::columns / scale_block;
-    const int count = smaller(rows - tile.row, Shape::rows) * across, last = count * (rank + 1) / splits;
+    const int count = smaller(rows - tile.row, Shape::rows) * across;
+    const int begin = alone ? 0 : count * rank / splits, last = alone ? count : count * (rank + 1) / splits;
 #pragma unroll 1
-    for (int i = count * rank / splits + threadIdx.x / 32 * (32 / lanes); i < last; i += Shape::consumers / lanes) {
+    for (int i = begin + threadIdx.x / 32 * (32 / lanes); i < last; i += Shape::consumers / lanes) {
       const int mine = i + threadIdx.x % 32 / lanes, block = mine < last ? mine : i;
       const int m = block / across, within = block % across * scale_block;
       const bool live = mine < last && tile.column + within < columns;
@@ -803,7 +805,13 @@ struct DenseKernel {
       float sums[contractions][8], kept[contractions][8], extremes[8];
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
-        add_of_cluster<Config::most_splits>(sums[c], base + ((c * Shape::rows + m) * pitch + n) * 4, splits);
+        const int at = (c * Shape::rows + m) * pitch + n;
+        if constexpr (alone) {
+          const Sum* const from = reinterpret_cast<const Sum*>(memory) + at;
+          gather(sums[c], from, from + 4);
+        } else {
+          add_of_cluster<Config::most_splits>(sums[c], base + at * 4, splits);
+        }
       }
       epilogue.template before<8>(tile.row + m, tile.column + n, sums, 8, kept, extremes);
       float extremum = extremes[0];
@@ -819,15 +827,23 @@ struct DenseKernel {
 
   template <class Own>
   JITGEN_DEVICE void finish_tile(
-      const Own& epilogue, const TilePlace& tile, Sums& acc, bool split, int end) const {
+      const Own& epilogue, const TilePlace& tile, Sums& acc, bool split, int end, bool followed) const {
     const int columns = columns_of(regions, tile.region);
     if (!split) {
-      if constexpr (IsInBlocks<Own>::value) return finish_in_blocks(epilogue, tile, acc, columns, end);
-      else return finish(epilogue, tile, acc, columns, end);
+      if constexpr (!IsInBlocks<Own>::value) {
+        return finish(epilogue, tile, acc, columns, end);
+      } else if (Shape::pingpong || followed) {
+        return finish_in_blocks(epilogue, tile, acc, columns, end);
+      } else {  // nothing is copied to the stages any more: all threads have a share of the rows there are
+        static_assert(contractions * Shape::rows * Shape::sum_pitch * 4 <= Shape::staging_at, "sums fit there");
+        leave(acc);
+        group_barrier<Shape::consumers>(1, "sums of the tile");
+        return finish_split_in_blocks<true>(epilogue, tile, columns);
+      }
     }
     leave(acc);
     cluster_sync("sums of the cluster's blocks");
-    if constexpr (IsInBlocks<Own>::value) finish_split_in_blocks(epilogue, tile, columns);
+    if constexpr (IsInBlocks<Own>::value) finish_split_in_blocks<false>(epilogue, tile, columns);
     else finish_split(epilogue, tile, columns);
     proxy_fence();
     __syncwarp();
@@ -876,14 +892,14 @@ struct DenseKernel {
         if constexpr (Batch::grouped) {
           if (matrix.number == batch.groups) clear(acc);  // whatever x has there
           if constexpr (Batch::scaled) {
-            finish_tile(epilogue.at(smaller(matrix.number, batch.groups - 1)), tile, acc, walk.split, matrix.end);
+            finish_tile(epilogue.at(smaller(matrix.number, batch.groups - 1)), tile, acc, walk.split, matrix.end, followed);
           } else {
-            finish_tile(epilogue, tile, acc, walk.split, matrix.end);
+            finish_tile(epilogue, tile, acc, walk.split, matrix.end, followed);
           }
         } else if constexpr (Batch::several) {
-          finish_tile(epilogue.at(matrix.number), tile, acc, walk.split, rows);
+          finish_tile(epilogue.at(matrix.number), tile, acc, walk.split, rows, followed);
         } else {
-          finish_tile(epilogue, tile, acc, walk.split, rows);
+          finish_tile(epilogue, tile, acc, walk.split, rows, followed);
         }
         Order::skip(walk, ring, chunks);
       }
