@@ -53,6 +53,22 @@ def test_quantized(format: str, group: int | None, seeded: random.Random) -> Non
         check(function, *operands(rows, columns, seeded.choice(LENGTHS), dtype, format, group))
 
 
+@pytest.mark.parametrize(("format", "group"), [(None, None), ("int4", 32), ("uint4", 128), ("int8", None)])
+@pytest.mark.quick(where=lambda format, group: format == "uint4")
+def test_matrix_registers_multiply_pairs(format: str | None, group: int | None) -> None:
+    """Some rows of bfloat16 are multiplied by matrix registers where the processor has such; a single one never is, nor
+    any whose sums must not depend on other rows."""
+    function = linear()
+    for rows, columns, length in ((2, 17, 65), (7, 40, 130), (33, 31, 2100), (250, 65, 96)):
+        check(function, *operands(rows, columns, length, torch.bfloat16, format, group))
+    weight = jitgen.TensorSpec((48, 128), torch.bfloat16, format=format, group_size=group)
+    for rows, options, asks in ((7, {}, True), (1, {}, False), (7, {"batch_invariant": True}, False)):
+        lowered = jitgen.jit(lambda x, w: F.linear(x, w), **options).lower(
+            jitgen.TensorSpec((rows, 128), torch.bfloat16), weight, target="x86-64-v4"
+        )
+        assert ("jitgen::has_pair_matrices()" in lowered.source) == asks
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("dtype", "format", "group"),

@@ -50,14 +50,15 @@ static inline bool has_byte_dot() {
 // AVX512_BF16: sums of products of two bfloat16 (VDPBF16PS).
 static inline bool has_bfloat16_dot() { return has_feature<1, Register::a, 5>(); }
 
-// AMX_INT8: products of matrices of bytes. Linux lets a process use matrix registers once it has asked for them.
-static inline bool has_byte_matrices() {
+// Matrix registers, and bit `bit` of what multiplies them. Linux lets a process use them once it has asked for them.
+template <int bit>
+static inline bool has_matrices() {
 #if defined(__linux__) && defined(__x86_64__)
   static int known = 0;
   int state = __atomic_load_n(&known, __ATOMIC_RELAXED);
   if (state == 0) {
     long answer = -1;
-    if (ask_feature<0, Register::d, 24>() && ask_feature<0, Register::d, 25>()) {
+    if (ask_feature<0, Register::d, 24>() && ask_feature<0, Register::d, bit>()) {
       constexpr long arch_prctl = 158, request_permission = 0x1023, matrix_data = 18;
       asm volatile("syscall"
                    : "=a"(answer)
@@ -72,6 +73,9 @@ static inline bool has_byte_matrices() {
   return false;
 #endif
 }
+// AMX_INT8 and AMX_BF16: products of matrices of bytes, and of pairs of bfloat16.
+static inline bool has_byte_matrices() { return has_matrices<25>(); }
+static inline bool has_pair_matrices() { return has_matrices<22>(); }
 #endif
 
 }  // namespace jitgen

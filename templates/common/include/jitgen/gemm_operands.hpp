@@ -78,10 +78,13 @@ struct QuantisedBlocks {
   static constexpr int64_t unit_bytes = Codes::unit_bytes;
   static constexpr int64_t per_unit = Codes::per_unit;
 
+  // Neighbours in k that matrix registers multiply with one panel: whole groups.
+  static constexpr int64_t together = round_up(4 * chunk_elements, group != 0 ? group : 1);
+
   template <class Compute>
   static constexpr int64_t panel() {
-    constexpr int64_t together = group > 4 * chunk_elements ? group : 4 * chunk_elements;  // neighbours in k
-    return detail::whole_rows<Compute>(0) ? group_blocks * together / 4 * block_rows : 0;
+    constexpr int64_t blocks = detail::reads_codes<Compute>(0) ? group_blocks : 4;
+    return detail::whole_rows<Compute>(0) ? blocks * together / Compute::per_element * block_rows : 0;
   }
   template <class Compute>
   int64_t depth() const {
@@ -144,7 +147,7 @@ struct QuantisedBlocks {
       }
       for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
         const Range rows = task.x.tile(t);
-        const detail::MatrixRegisters<Compute> registers(rows.end - rows.begin);
+        const detail::MatrixRegisters<Compute> registers(rows);
         for (int64_t b = 0; b < blocks; b += 2) {
           const void* const w = nibbles ? static_cast<const void*>(task.panel + b * panel_elements) : codes_of(b);
           const int64_t first_group = group != 0 ? unit * per_unit / group : 0;
@@ -166,8 +169,93 @@ struct QuantisedBlocks {
   void sum(const Task<Compute>& task) const {
     if constexpr (detail::reads_codes<Compute>(0)) {
       sum_codes(task);
+    } else if constexpr (detail::whole_rows<Compute>(0)) {
+      sum_pairs(task);
     } else {
       sum_decoded_in_tiles(task);
+    }
+  }
+
+  // Sums products of pairs by matrix registers: two blocks at a time are decoded to a panel, which all tiles then read.
+  // A single tile reads it group by group, so that the next group is decoded while this one is multiplied.
+  template <class Compute>
+  void sum_pairs(const Task<Compute>& task) const {
+    constexpr int64_t most = together / Compute::per_element;
+    const int64_t elements = depth<Compute>(), per_group = group != 0 ? group_of<Compute>() : elements;
+    if (elements == 0) return;  // the sums are zeros
+    const bool alone = task.tiles.end - task.tiles.begin == 1;
+    const int64_t chunk = alone && group != 0 ? per_group : most;
+    const int64_t next_blocks = 2 * elements * Compute::per_element / per_unit * unit_bytes;  // bytes to the next two
+    const detail::MatrixRegisters<Compute> registers(alone ? task.x.tile(task.tiles.begin) : Range{0, 0});
+    for (int64_t b = 0; b < task.blocks; b += 2) {
+      const bool pair = b + 1 < task.blocks;
+      auto* panel = task.panel;
+      for (int64_t e = 0; e < elements; e += chunk) {
+        const int64_t here = elements - e < chunk ? elements - e : chunk;
+        const int64_t at = ((task.block + b) * elements + e) / per_group * block_rows;
+        const int64_t scales_stride = elements / per_group * block_rows;
+        for (int half = 0; half < (pair ? 2 : 1); ++half) {
+          decode<Compute>((task.block + b + half) * elements + e, here, at + half * scales_stride,
+                          panel + half * here * block_rows, next_blocks);
+        }
+        for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
+          const Range rows = task.x.tile(t);
+          if (!alone) registers.configure(rows);
+          detail::pair_matrices(rows.end - rows.begin, pair, reinterpret_cast<const char*>(panel),
+                                here * block_rows * 4,
+                                reinterpret_cast<const char*>(task.x.data + rows.begin * task.x.depth + e),
+                                task.x.depth * 4, here, here < per_group ? here : per_group, scales + at,
+                                scales_stride, task.sums + rows.begin * task.row_stride + b * block_rows,
+                                task.row_stride, e == 0);
+        }
+        if (alone) panel = panel == task.panel ? panel + 2 * chunk * block_rows : task.panel;
+      }
+    }
+    if (factors != nullptr) multiply_by_factors(task);
+  }
+
+  // Elements of a group; where a row has one scale, as many as the layout pads k to.
+  template <class Compute>
+  static constexpr int64_t group_of() {
+    return (group != 0 ? group : 64) / Compute::per_element;
+  }
+
+  // Whether decoded numbers are scaled; pairs stay whole numbers, which are exact.
+  template <class Compute>
+  static constexpr bool scaled_here = Compute::per_element == 1;
+
+  // Decodes `count` elements of a block, the first of which is number `from` of all blocks' elements. Its scales and
+  // zero-points are at `at`. Codes that lie `ahead` bytes on are prefetched.
+  template <class Compute>
+  void decode(int64_t from, int64_t count, int64_t at, typename Compute::Element* to, int64_t ahead = 0) const {
+    using Decoder = typename Codes::template DecoderOf<Compute>;
+    using Decode = typename Decoder::template type<Compute::most_rows>;
+    constexpr int elements = Decoder::elements;
+    constexpr int vectors = Compute::vectors;
+    const char* w = reinterpret_cast<const char*>(codes) + from / elements * Decode::bytes;
+    Decode decode;
+    const int64_t per_group = group != 0 ? group_of<Compute>() : count;
+    for (int64_t done = 0; done < count; done += per_group, at += block_rows) {
+      typename Compute::Vector scale[vectors];
+      if constexpr (scaled_here<Compute>) {
+        for (int v = 0; v < vectors; ++v) widen(scales + at + v * (block_rows / vectors), scale[v]);
+      }
+      decode.group(Codes::zeroed ? zeros + at : nullptr);
+      for (int64_t unit = 0; unit < per_group / elements; ++unit) {
+        if (ahead != 0) __builtin_prefetch(w + ahead, 0, 2);
+        decode.open(w);
+#pragma GCC unroll 32
+        for (int step = 0; step < Decode::steps; ++step) {
+          typename Compute::Weights weights[vectors];
+          decode.take(step, weights);
+          for (int v = 0; v < vectors; ++v) {
+            if constexpr (scaled_here<Compute>) weights[v] *= scale[v];
+            store_vector(to + Decode::element(step) * block_rows + v * (block_rows / vectors), weights[v]);
+          }
+        }
+        w += Decode::bytes;
+        to += elements * block_rows;
+      }
     }
   }
 
@@ -311,10 +399,10 @@ struct Dense {
         const int64_t count = rows.end - rows.begin;
         auto* const sums = task.sums + rows.begin * task.row_stride + start * block_rows;
         if constexpr (detail::whole_rows<Compute>(0)) {
-          const detail::MatrixRegisters<Compute> registers(count);
+          const detail::MatrixRegisters<Compute> registers(rows);
           constexpr int64_t bytes = sizeof(typename Compute::Element);
           for (int64_t b = 0; b < blocks; b += 2) {
-            detail::matrix_sums<Compute::x_is_signed>(
+            detail::matrix_sums<detail::dot_of<Compute>()>(
                 count, b + 1 < blocks, reinterpret_cast<const char*>(task.panel + b * here * block_rows),
                 here * block_rows * bytes,
                 reinterpret_cast<const char*>(task.x.data + rows.begin * task.x.depth + e), task.x.depth * bytes,

@@ -19,13 +19,13 @@ struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
 
   template <class Compute>
   static constexpr int64_t panel() {
-    return group_blocks * panel_k * block_rows;
+    return detail::whole_rows<Compute>(0) ? Base::template panel<Compute>() : group_blocks * panel_k * block_rows;
   }
 
   template <class Compute>
   void sum(const Task<Compute>& task) const {
-    if constexpr (detail::reads_codes<Compute>(0)) {
-      return this->sum_codes(task);
+    if constexpr (detail::reads_codes<Compute>(0) || detail::whole_rows<Compute>(0)) {
+      return Base::sum(task);
     } else {
       for (int64_t b = 0; b < task.blocks; b += group_blocks) sum_decoded(task, b);
     }
@@ -33,25 +33,24 @@ struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
   }
 
  private:
-  template <class Compute>
-  static constexpr bool scaled_here = Compute::per_element == 1;
-
   // Computes the group of blocks from `start` on.
   template <class Compute>
   void sum_decoded(const Task<Compute>& task, int64_t start) const {
-    using Applied = typename detail::Select<scaled_here<Compute>, Unscaled, Scale>::type;
+    constexpr bool scaled_here = Base::template scaled_here<Compute>;
+    constexpr int64_t group_elements = Base::template group_of<Compute>();
+    using Applied = typename detail::Select<scaled_here, Unscaled, Scale>::type;
     using Tiles = detail::Tiles<Compute, Panel<Compute>, Applied>;
-    constexpr int64_t chunk = panel_k / group_of<Compute>() * group_of<Compute>();
+    constexpr int64_t chunk = panel_k / group_elements * group_elements;
     const int64_t blocks = task.blocks - start < group_blocks ? task.blocks - start : group_blocks;
     const int64_t elements = this->template depth<Compute>();
-    const int64_t groups = group != 0 ? elements / group_of<Compute>() : 1;
+    const int64_t groups = group != 0 ? elements / group_elements : 1;
     for (int64_t e = 0; e < elements; e += chunk) {
       const int64_t here = elements - e < chunk ? elements - e : chunk;
-      const int64_t first_group = group != 0 ? e / group_of<Compute>() : 0;
+      const int64_t first_group = group != 0 ? e / group_elements : 0;
       for (int64_t b = 0; b < blocks; ++b) {
         const int64_t block = task.block + start + b;
-        decode<Compute>(block * elements + e, here, (block * groups + first_group) * block_rows,
-                        task.panel + b * here * block_rows);
+        this->template decode<Compute>(block * elements + e, here, (block * groups + first_group) * block_rows,
+                                       task.panel + b * here * block_rows);
       }
       for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
         const Range rows = task.x.tile(t);
@@ -59,7 +58,7 @@ struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
         const auto tile = Tiles::of(count);
         for (int64_t b = 0; b < blocks; ++b) {
           const int64_t at = ((task.block + start + b) * groups + first_group) * block_rows;
-          const int64_t per_group = group != 0 && !scaled_here<Compute> ? group_of<Compute>() : here;
+          const int64_t per_group = group != 0 && !scaled_here ? group_elements : here;
           tile(reinterpret_cast<const char*>(task.panel + b * here * block_rows),
                task.x.data + rows.begin * task.x.depth + e * count, here / ready_steps, per_group / ready_steps,
                scales_at<Applied>(at), nullptr, task.sums + rows.begin * task.row_stride + (start + b) * block_rows,
@@ -69,52 +68,12 @@ struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
     }
   }
 
-  // Elements of a group; where a row has one scale, as many as the layout pads k to.
-  template <class Compute>
-  static constexpr int64_t group_of() {
-    return (group != 0 ? group : 64) / Compute::per_element;
-  }
-
   template <class Applied>
   const Applied* scales_at(int64_t at) const {
     if constexpr (detail::same<Applied, Unscaled>) {
       return nullptr;
     } else {
       return this->scales + at;
-    }
-  }
-
-  // Decodes `count` elements of a block, the first of which is number `from` of all blocks' elements. Its scales and
-  // zero-points are at `at`.
-  template <class Compute>
-  void decode(int64_t from, int64_t count, int64_t at, typename Compute::Element* to) const {
-    using Decoder = typename Codes::template DecoderOf<Compute>;
-    using Decode = typename Decoder::template type<Compute::most_rows>;
-    constexpr int elements = Decoder::elements;
-    constexpr int vectors = Compute::vectors;
-    const char* w = reinterpret_cast<const char*>(this->codes) + from / elements * Decode::bytes;
-    Decode decode;
-    const int64_t per_group = group != 0 ? group_of<Compute>() : count;
-    for (int64_t done = 0; done < count; done += per_group, at += block_rows) {
-      typename Compute::Vector scale[vectors];
-      if constexpr (scaled_here<Compute>) {
-        for (int v = 0; v < vectors; ++v) widen(this->scales + at + v * (block_rows / vectors), scale[v]);
-      }
-      decode.group(Codes::zeroed ? this->zeros + at : nullptr);
-      for (int64_t unit = 0; unit < per_group / elements; ++unit) {
-        decode.open(w);
-#pragma GCC unroll 32
-        for (int step = 0; step < Decode::steps; ++step) {
-          typename Compute::Weights weights[vectors];
-          decode.take(step, weights);
-          for (int v = 0; v < vectors; ++v) {
-            if constexpr (scaled_here<Compute>) weights[v] *= scale[v];
-            store_vector(to + Decode::element(step) * block_rows + v * (block_rows / vectors), weights[v]);
-          }
-        }
-        w += Decode::bytes;
-        to += elements * block_rows;
-      }
     }
   }
 };
