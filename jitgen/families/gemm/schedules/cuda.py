@@ -282,8 +282,11 @@ def _camping(problem: Problem) -> bool:
 
 def _is_mapped_grouping(problem: Problem) -> bool:
     """Returns whether the wgmma mainloops divide rows among groups so: by offsets, for one region, with more rows than
-    are streamed. Codes with scales of blocks have no other mainloop, whatever divides their rows."""
-    many = problem.grouping == "offsets" and problem.rows > STREAMED_ROWS
+    are streamed, or with more than one a group where weights are quantised: 14 products of 2 to 16 rows a group took
+    0.59 to 1.06 of their time with mma.sync's tiles alone (H200, docs/measured/h200-grouped.json). Codes with scales of
+    blocks have no other mainloop, whatever divides their rows."""
+    few = MMA_ROWS if problem.quantized and problem.dtype in HALVES else STREAMED_ROWS
+    many = problem.grouping == "offsets" and problem.rows > few
     return len(problem.bodies) == 1 and (many or bool(problem.contractions[0].blocks))
 
 
