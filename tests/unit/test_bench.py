@@ -25,6 +25,7 @@ from bench import (
     ahead,
     attention,
     columns,
+    decoder_steps,
     formats,
     intensity,
     markdown,
@@ -38,7 +39,7 @@ from bench import (
     timing,
     whole_models,
 )
-from jitgen import settings
+from jitgen import TensorSpec, jit, settings
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
 from jitgen.compilers import host
@@ -485,6 +486,29 @@ def test_decoding_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = 1000 * 256 + 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 3 * 256
     assert row["GB"] == round(4 * (weights + 2 * 512 * 128) / 1e9, 3)
     assert all(0 < row[name] < math.inf for name in ("ms", "processor ms"))
+
+
+@pytest.mark.parametrize(("variant", "kernels"), [("", 8), ("no norms", 6), ("counter", 9)])
+def test_kernels_of_a_step(variant: str, kernels: int) -> None:
+    decoder = decoder_steps.Decoder(decoder_steps.SMALL, 1, "meta")
+    inputs = decoder_steps.inputs_of(decoder, decoder_steps.Case("cuda", "bf16", 1))
+    weights, cache = decoder.layers[0], inputs.caches[0]
+    x = decoder_steps.begin(inputs.tokens, decoder.words)
+    args = (x, *inputs.angles, inputs.places, inputs.mask, *weights, *cache)
+    block = jit(decoder_steps.block_of(decoder_steps.SMALL, variant), backend="cuda")
+    specs = [TensorSpec(tuple(arg.shape), arg.dtype) for arg in args if arg is not None]
+    assert len(block.lower(*specs, target="sm_90a").kernels) == kernels
+
+
+@pytest.mark.slow
+def test_steps_of_a_decoder_are_measured() -> None:
+    rows: list[dict[str, Any]] = []
+    decoder = decoder_steps.Decoder(decoder_steps.SMALL, 1, "cpu")
+    cases = [decoder_steps.Case("cpp", weights, 2) for weights in ("bf16", "int4")]
+    with torch.no_grad():
+        decoder_steps.measure(decoder, cases, 1e10, rows.append)
+    assert [row["same tokens"] for row in rows] == ["2 of 2"] * 2
+    assert all(row["error"] < 2 * torch.finfo(torch.bfloat16).eps for row in rows)
 
 
 def test_no_gpu_is_said_so() -> None:
