@@ -29,10 +29,11 @@ def with_wide_intermediates(builder: Builder, results: Sequence[Node], arguments
     """
     own = {id(node): node for node in arguments}
     """Each node in its own dtype, computed from wide operands."""
+    made = [node for node in topological(results, known=frozenset(own)) if id(node) not in own]
+    if not any(node.dtype in _NARROW for node in made):
+        return [*results]
     wide = dict(own)
-    for node in topological(results, known=frozenset(own)):
-        if id(node) in own:
-            continue
+    for node in made:
         stored = node.kind.reads_elsewhere or node.kind is BITS
         stored |= node.kind is CAST and node.inputs[0].dtype == node.dtype
         operands = [(own if stored else wide)[id(child)] for child in node.inputs]

@@ -6,7 +6,6 @@ tuples, and the struct sequences that torch returns (``torch.return_types``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -29,12 +28,19 @@ def rebuilt(value: Any, items: list[Any]) -> Any:
     return kind(items) if hasattr(kind, "n_sequence_fields") else tuple(items)
 
 
-def flattened(values: Any) -> Iterator[Any]:
-    """Yields what ``values`` contain, down to what is no container; unlike ``torch.utils._pytree``'s, also what is in
+def flattened(values: Any) -> list[Any]:
+    """Lists what ``values`` contain, down to what is no container; unlike ``torch.utils._pytree``'s, also what is in
     lists and tuples of subclasses."""
-    for leaf in pytree.tree_leaves(values):
-        if isinstance(leaf, (list, tuple)):
-            for item in leaf:
-                yield from flattened(item)
+    leaves, waiting = list[Any](), [values]
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if issubclass(kind, (list, tuple)):
+            waiting.extend([*value][::-1])
+        elif kind is dict:
+            waiting.extend([*value.values()][::-1])
+        elif kind in pytree.SUPPORTED_NODES:
+            waiting.extend(pytree.tree_leaves(value)[::-1])
         else:
-            yield leaf
+            leaves.append(value)
+    return leaves

@@ -237,7 +237,7 @@ class Trace:
                 return self._of_lists(row, name, args, kwargs)
             enter = self._enter_proxy if row.proxies else self._enter
             positional, named = tuple(map(enter, args)), {k: enter(v) for k, v in kwargs.items()}
-            nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
+            nodes = [value for value in flattened((positional, named)) if isinstance(value, Node)]
             if not (row.weights or row.is_view) and any(node.is_weight for node in nodes):
                 raise UnsupportedError(self._refused_weight(name))
         standing = [self._proxy_of(value) for value in flattened((args, kwargs))]
@@ -285,7 +285,7 @@ class Trace:
         with torch._C.DisableTorchFunction():
             result = self._result(row, name, positional, named, ())
             if self.rounds_results:
-                nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
+                nodes = [value for value in flattened((positional, named)) if isinstance(value, Node)]
                 result = self.as_stored(result, nodes)
             return result if row.is_view or row.copied else self._unaliased(result)
 
@@ -300,7 +300,7 @@ class Trace:
         """Calls the row with the arguments as nodes. A composition gets ``proxies`` for theirs, which it may update."""
         try:
             positional, named, inner = self._autocast(name, positional, named)
-            nodes = [value for value in pytree.tree_leaves((positional, named)) if isinstance(value, Node)]
+            nodes = [value for value in flattened((positional, named)) if isinstance(value, Node)]
             if row.composed:
                 args, keywords = bind(row.function, positional, named)
                 known = _by_node(proxies)
