@@ -42,7 +42,15 @@ def _(a: Tensor) -> Tensor:
 
 doubled.register_autograd(lambda ctx, grad: grad * 2)
 
-NAMES: dict[str, Any] = {"torch": torch, "F": F, "bump": bump, "swap": swap, "doubled": doubled}
+
+def raised(tensors: Sequence[Tensor], number: int = 1) -> list[Tensor]:
+    """Adds ``number`` to each of a list of tensors, and returns a list of views of them."""
+    for tensor in tensors:
+        tensor.add_(number)
+    return [tensor[..., :2] for tensor in tensors]
+
+
+NAMES: dict[str, Any] = {"torch": torch, "F": F, "bump": bump, "swap": swap, "doubled": doubled, "raised": raised}
 
 NEW = (
     "{a} + 1",
@@ -160,6 +168,24 @@ UPDATES = (
     "torch.mul({a}, {b}, out={b})",
     "torch.sub({b}, {a}, out={a}[{i}:])",
     "torch.sum({a}, 0, out={b}[{i}])",
+    "raised([{a}, {b}])",
+    "raised({a}.unbind(0), 2)[{i}].mul_(3)",
+    "for piece in {a}.chunk(2, -1): piece.mul_(2).sub_(1)",
+    "torch._foreach_mul_(list({a}.unbind(0)), 2)",
+    "torch._foreach_copy_(list({a}.unbind(0)), list({b}.unbind(0)))",
+    "{a}[:, ::2], {a}[:, 1::2] = {a}[:, 1::2].clone(), {b}[:, ::2]",
+    "{a}[{i}], {b}[{i}] = {b}[{i}], {a}[{i}]",
+    "{a}.unfold(0, 2, 2).add_(1)",
+    "{a}.view(2, -1).t()[{i}:].mul_(2)",
+    "{a}.t()[{i}].view(2, -1).sub_(1)",
+    "{a}.split([1, {a}.shape[0] - 1])[1].copy_({b}[1:])",
+    "{a}.narrow(0, {i}, 2).transpose(0, 1).add_({b}.narrow(0, {i}, 2).t())",
+    "{a}.expand(1, *{a}.shape)[0].add_(1)",
+    "{a}.permute(1, 0).unsqueeze(0)[0, {i}].fill_(2)",
+    "{a}.data.add_(1)",
+    "{a}[{i}].copy_({a}[1 - {i}])",
+    "{a}.index_put_((torch.tensor([{i}, 1]),), {b}[:2], accumulate=True)",
+    "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.int64), {b})",
 )
 AUTOCAST = (
     "with torch.autocast('cpu', torch.bfloat16): {made} = {a} @ {b}",

@@ -51,6 +51,7 @@ class Step:
         inputs, outputs: the values that it reads from elsewhere, and of its own those that are read elsewhere.
         program: what runs it; None where torch does.
         checkpointed: of activation checkpointing, the compiled graph that is run and that the backward runs again.
+        buffers: which arguments of that graph are buffers of modules.
         conflict: a node that cannot be in a program, and why.
         same: of nodes that torch would call, those whose value is that of another node.
         overwritten_inputs, overwritten_outputs: positions of tensors of a program whose memory later steps write to.
@@ -63,6 +64,7 @@ class Step:
     outputs: list[fx.Node]
     program: Program | None = None
     checkpointed: CompiledGraph | None = None
+    buffers: frozenset[int] = frozenset()
     conflict: tuple[fx.Node, str] | None = None
     same: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     overwritten_inputs: tuple[int, ...] = ()
@@ -116,7 +118,7 @@ class Step:
         (node,) = self.segment.nodes
         known = dict(zip(self.inputs, values, strict=True))
         args, kwargs = with_values(node.args, known), with_values(node.kwargs, known)
-        return checkpoint.run(graph, checkpoint.policy_of(graph.module), args[1:], kwargs)
+        return checkpoint.run(graph, checkpoint.policy_of(graph.module), args[1:], kwargs, self.buffers)
 
     def _kept(self, program: Program, values: Sequence[Any]) -> tuple[Any, ...]:
         """Makes a call whose backward may read any input or result of it, some of which later steps overwrite.
@@ -260,6 +262,7 @@ def _compiled_graph(module: fx.GraphModule, stays_with_torch: str | None = None)
             inner = checkpoint.graph_of(step.segment.nodes[0])
             reason = stays_with_torch or (checkpoint.POLICY if checkpoint.policy_of(inner) is not None else None)
             step.checkpointed = _compiled_graph(inner, reason)
+            step.buffers = checkpoint.buffers_of(step.segment.nodes[0])
     _note_overwritten(steps, aliasing)
     return CompiledGraph(module, steps)
 

@@ -43,14 +43,38 @@ def policy_of(graph: fx.GraphModule) -> Callable[[], Any] | None:
     return graph.meta.get("_checkpoint_context_fn")
 
 
-def run(graph: Callable[..., Any], policy: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def buffers_of(node: fx.Node) -> frozenset[int]:
+    """Returns the positions of those arguments of ``node``, a checkpoint, that are buffers of modules.
+
+    Dynamo passes them, where the function that is checkpointed reads them of its module, and may update them, as
+    BatchNorm does. Of an argument torch takes an update for a mistake.
+    """
+    return frozenset(number for number, argument in enumerate(node.args[1:]) if _is_buffer(argument))
+
+
+def _is_buffer(node: Any) -> bool:
+    source = getattr(node.meta.get("grapharg"), "source", None) if isinstance(node, fx.Node) else None
+    name = getattr(source, "name", "")
+    return "._buffers[" in str(name() if callable(name) else name)
+
+
+def run(
+    graph: Callable[..., Any], policy: Any, args: Sequence[Any], kwargs: dict[str, Any], buffers: frozenset[int]
+) -> Any:
     """Runs ``graph``; the backward runs it again for what it reads, with the same random numbers.
 
     Args:
         policy: as ``policy_of`` returns it.
         args, kwargs: of the checkpoint's call, without the graph.
+        buffers: as ``buffers_of`` returns them.
     """
+    read = {number: args[number] for number in buffers}
+
+    def function(*given: Any, **named: Any) -> Any:
+        others = iter(given)
+        return graph(*(read[n] if n in read else next(others) for n in range(len(args))), **named)
+
     options = kwargs | {"use_reentrant": False, "preserve_rng_state": True}
     if policy is not None:
         options["context_fn"] = policy
-    return checkpoint(graph, *args, **options)
+    return checkpoint(function, *(arg for number, arg in enumerate(args) if number not in read), **options)

@@ -144,3 +144,22 @@ def test_random_tensors_of_a_function_without_tensor_arguments(backend: str) -> 
     assert first.max() < 2
     torch.manual_seed(1)
     assert torch.equal(model(), first)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "jitgen"])
+def test_buffers_that_a_checkpointed_module_updates(backend: str) -> None:
+    """BatchNorm counts its calls, and torch takes an updated argument of a checkpoint for a mistake."""
+    torch.manual_seed(3)
+    norm, x = torch.nn.BatchNorm1d(6).double(), torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda t: torch.tanh(norm(t)), x, use_reentrant=False)
+
+    (wanted,) = torch.autograd.grad(torch.tanh(F.batch_norm(x, None, None, training=True)).square().sum(), x)
+    for call in (1, 2):
+        (found,) = torch.autograd.grad(compiled(forward, backend)(x).square().sum(), x)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        assert norm.num_batches_tracked == call
+        left = 0.9**call
+        torch.testing.assert_close(norm.running_mean, (1 - left) * x.detach().mean(0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(norm.running_var, left + (1 - left) * x.detach().var(0), rtol=0, atol=1e-12)
