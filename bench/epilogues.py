@@ -6,7 +6,8 @@
 
 Calls are CUDA graphs over copies of the weights that exceed the cache, in turn, and every result is compared with
 float64. A row of the output has microseconds of the bare product, of the product with bias and gelu, of that with a
-factor of each column and a residual too, and of torch's F.linear of a dense weight.
+factor of each column and a residual too, of SwiGLU, of a bare product of as many columns as its two weights have
+together (``wide``), and of torch's F.linear of a dense weight.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 import jitgen
 from bench.measurement import made, relative_error
 from bench.prebuild import Build, gpu_target, prebuild
-from bench.products import linear
+from bench.products import linear, swiglu
 from bench.records import write
 from bench.timing import medians
 
@@ -55,11 +56,14 @@ def main() -> None:
     for format, rows, columns, length in cases:
         x = jitgen.TensorSpec((rows, length), half)
         w = jitgen.TensorSpec((columns, length), half, format=format, group_size=128 if format else None)
+        wide = jitgen.TensorSpec((2 * columns, length), half, format=format, group_size=128 if format else None)
         row, result = jitgen.TensorSpec((columns,), half), jitgen.TensorSpec((rows, columns), half)
         builds += [
             Build(linear, (x, w), "cuda", target),
             Build(biased, (x, w, row), "cuda", target),
             Build(residual, (x, w, row, row, result), "cuda", target),
+            Build(linear, (x, wide), "cuda", target),
+            Build(swiglu, (x, w, w), "cuda", target),
         ]
     prebuild(builds)
     results: list[Any] = []
@@ -68,8 +72,8 @@ def main() -> None:
         print(results[-1], flush=True)
         write(options.output, made("bench.epilogues", options.commit) | {"rows": results})
     for format in FORMATS:
-        for name in ("biased", "residual"):
-            ratios = [row["us"][name] / row["us"]["linear"] for row in results if row["format"] == format]
+        for name, bare in (("biased", "linear"), ("residual", "linear"), ("swiglu", "wide")):
+            ratios = [row["us"][name] / row["us"][bare] for row in results if row["format"] == format]
             print(
                 format or "dense", name, f"{geometric_mean(ratios):.3f} of the bare product, {max(ratios):.3f} at most"
             )
@@ -80,29 +84,41 @@ def measured(format: str | None, rows: int, columns: int, length: int) -> dict[s
     half: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
     x, r = torch.randn(rows, length, **half), torch.randn(rows, columns, **half)
     b, s = torch.randn(columns, **half), torch.randn(columns, **half)
-    whole = torch.randn(columns, length, device="cuda") / length**0.5
-    w: Any = jitgen.quantize(whole, format, 128, layout="mma") if format else whole.to(torch.bfloat16)
-    dense = whole.to(torch.bfloat16)
-    copies = [w, *(copied(w) for _ in range(min(15, CACHED_BYTES // (columns * length * 2))))]
-    denses = [dense.clone() for _ in copies]
-    exact = (w.dequantize(torch.float64) if format else w.double()).t()
-    product = x.double() @ exact
+    gates, ups, wides = (weights(format, count, length) for count in (columns, columns, 2 * columns))
+    product, other = (x.double() @ float64(w[0]).t() for w in (gates, ups))
+    wanted = {"linear": product, "biased": F.gelu(product + b.double()), "swiglu": F.silu(product) * other}
+    wanted["residual"] = wanted["biased"] * s.double() + r.double()
+    operands: dict[str, tuple[Any, list[Any]]] = {
+        "linear": (linear, [(w,) for w in gates]),
+        "biased": (biased, [(w, b) for w in gates]),
+        "residual": (residual, [(w, b, s, r) for w in gates]),
+        "wide": (linear, [(w,) for w in wides]),
+        "swiglu": (swiglu, list(zip(gates, ups, strict=True))),
+    }
+    denses = [w.dequantize(torch.bfloat16) if format else w.clone() for w in gates]
     subjects: dict[str, Any] = {"torch": [partial(F.linear, x, each) for each in denses]}
     error = 0.0
-    for function, rest in ((linear, ()), (biased, (b,)), (residual, (b, s, r))):
-        plan, out = jitgen.jit(backend="cuda")(function).bind(x, w, *rest), torch.full_like(r, float("nan"))
-        subjects[function.__name__] = [partial(plan, x, each, *rest, out=out) for each in copies]
-        plan(x, w, *rest, out=out)
-        want = product if function is linear else F.gelu(product + b.double())
-        error = max(error, relative_error(out, want * s.double() + r.double() if function is residual else want))
+    for name, (function, sets) in operands.items():
+        plan = jitgen.jit(backend="cuda")(function).bind(x, *sets[0])
+        out = torch.full((rows, columns * (1 + (name == "wide"))), float("nan"), **half)
+        subjects[name] = [partial(plan, x, *each, out=out) for each in sets]
+        plan(x, *sets[0], out=out)
+        if name in wanted:
+            error = max(error, relative_error(out, wanted[name]))
     times = medians(subjects, "cuda", BUDGET)
     return {"us": {name: round(seconds * 1e6, 3) for name, seconds in times.items()}, "error": error}
 
 
-def copied(w: Any) -> Any:
-    if isinstance(w, torch.Tensor) and not isinstance(w, jitgen.QTensor):
-        return w.clone()
-    return jitgen.quantize(w.dequantize(torch.float32), w.format, 128, layout=w.layout)
+def weights(format: str | None, columns: int, length: int) -> list[Any]:
+    """Copies of a weight, which together exceed the cache."""
+    whole = torch.randn(columns, length, device="cuda") / length**0.5
+    w: Any = jitgen.quantize(whole, format, 128, layout="mma") if format else whole.to(torch.bfloat16)
+    return [w, *(w.clone() for _ in range(max(1, min(15, CACHED_BYTES // (columns * length * 2)))))]
+
+
+def float64(w: Any) -> torch.Tensor:
+    exact: torch.Tensor = w.dequantize(torch.float64) if isinstance(w, jitgen.QTensor) else w.double()
+    return exact
 
 
 if __name__ == "__main__":

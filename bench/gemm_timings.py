@@ -343,7 +343,11 @@ def weights_of(low: Any) -> Any:
 def variants(schedule: Any, rows: int, columns: int, length: int, weights: Any) -> list[tuple[Any, int]]:
     """(schedule, blocks of a cluster that share K) worth timing: without splits, some numbers of them, and the one that
     the model takes."""
-    if not isinstance(schedule, WgmmaQuantized | WgmmaDense) or schedule.multicast > 1 or schedule.pingpong:
+    if (
+        not isinstance(schedule, WgmmaQuantized | WgmmaDense)
+        or schedule.multicast > 1
+        or not may_split(schedule, weights)
+    ):
         return [(schedule, schedule.cluster_k_splits)]
     found = [(dataclasses.replace(schedule, cluster_k_splits=1), 1)]
     items = -(-rows // schedule.block_m) * -(-columns // schedule.block_n)
@@ -356,6 +360,11 @@ def variants(schedule: Any, rows: int, columns: int, length: int, weights: Any) 
         own = wgmma_tiles.estimate(schedule, rows, weights)[0]
         found += [(several, splits) for splits in sorted({wanted, min(3, wanted), own} - {1})]
     return found
+
+
+def may_split(schedule: Any, weights: Any) -> bool:
+    """Whether blocks of a cluster can share the K of this tile."""
+    return isinstance(schedule, WgmmaQuantized) or wgmma_tiles._splitting(schedule, weights).cluster_k_splits > 1
 
 
 def streams(problem: Any) -> Any:

@@ -127,14 +127,29 @@ def test_dense_tiles_are_within_the_header_s_limits(
     width = tiles.columns // tiles.across
     assert width in WGMMA_SIZES
     assert width * contractions <= 256
-    shares = 1 if tiles.shares_x else tiles.multicast
-    assert not transposed or (width % 64 == 0 and tiles.columns % (64 * shares) == 0)
-    assert tiles.columns % (8 * shares) == 0
+    row_shares, column_shares = tiles.shares[::-1] if tiles.swapped else tiles.shares
+    assert not transposed or (width % 64 == 0 and tiles.columns % (64 * column_shares) == 0)
+    assert tiles.height % (8 * row_shares) == 0
     assert tiles.cluster_k_splits == 1 or tiles.multicast in (1, tiles.cluster_k_splits)
     splits, microseconds = estimate(tiles, rows, weights)
     assert math.isfinite(microseconds)
     alone = tiles.pingpong or tiles.multicast > tiles.cluster_k_splits
     assert tiles.multicast <= splits <= tiles.cluster_k_splits or splits == (1 if alone else tiles.multicast)
+
+
+@pytest.mark.parametrize("sizes", [(300, 4608, 15384), (1000, 10504, 12544)], ids=str)
+def test_partial_sums_fit_where_the_stages_of_a_tile_are(sizes: tuple[int, int, int]) -> None:
+    rows, columns, length = sizes
+    specs = (TensorSpec((size, length), torch.bfloat16) for size in (rows, columns))
+    low = jitgen.jit(F.linear, backend="cuda").lower(*specs, target="sm_90a").lowered
+    kernel, geometries, device = low.program.kernels[0], low.laid_out.geometries[0], low.route.device
+    problem = FAMILY.problem(kernel, low.layouts[0], geometries, device)
+    dense = [tile for tile in FAMILY.candidates(problem, device) if isinstance(tile, WgmmaDense)]
+    assert len(dense) > 20
+    for tile in dense:
+        stages = tile.stages * (tile.block_m + tile.block_n) * 128
+        assert tile.cluster_k_splits == 1 or tile.block_m * (tile.block_n + 8) * 4 <= stages, tile
+        assert stages < tile.shared_bytes <= problem.target.shared_bytes
 
 
 @given(items=st.integers(0, 10_000), splits=st.integers(1, 8))

@@ -124,6 +124,8 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
 
 
 def _gaining(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> WgmmaTiling:
+    if tiling.cluster_k_splits == 1:
+        return tiling
     splits = max(estimate(tiling, rows, weights)[0] for rows in sampled_rows(fewest, most, SAMPLES))
     return replace(tiling, cluster_k_splits=splits)
 
@@ -429,7 +431,7 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
     wide = weights.promoted and tiles.columns * contractions // tiles.across > WIDEST_PROMOTED
     wide = wide or (tiles.down == 3 and tiles.columns * contractions > 160)
     wide = wide and not (weights.quantises and tiles.down * tiles.across == 1)  # one warpgroup has the registers
-    whole = tiles.swapped or tiles.pingpong or tiles.cluster > 2  # a tile of these is of one block
+    whole = tiles.swapped or tiles.pingpong or tiles.blocks > 1 or tiles.cluster > 2  # a tile of these is of one block
     if sums > stages or whole or wide or (tiles.resident > 1 and weights.item == 2):
         return tiles
     splits = tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters)
@@ -483,6 +485,8 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
 def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int = 1) -> tuple[int, float]:
     of_bytes = weights.item == 1
     fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
+    if tiles.cluster > 1 and fit.cluster:
+        fit = replace(fit, fixed=fit.fixed + math.log2(tiles.cluster) * fit.cluster)
     # Of a tile as wgmma has it, whose rows are those of the weight where these are swapped.
     height, width = tiles.height, tiles.columns * weights.contractions
     tall, wide = (sum(weights.columns), (rows,)) if tiles.swapped else (rows, weights.columns)
@@ -510,6 +514,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int 
     def chunk(sharing: int, split: bool) -> float:
         wait = fit.wait + split * fit.split_wait
         wait += (tiles.cluster > 1) * fit.shared_wait + (tiles.cluster > 2) * fit.more_shared_wait
+        wait += (tiles.resident > 1) * fit.resident_wait
         cycles = max(products, copies) * sharing + wait
         return (cycles if tiles.pingpong else max(cycles, alone)) / weights.chip.microsecond_cycles
 
