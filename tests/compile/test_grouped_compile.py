@@ -43,6 +43,15 @@ def test_rows_of_groups_by_wgmma(format: str | None) -> None:
         assert "HGMMA" in built.asm["sass"]
 
 
+@pytest.mark.parametrize(("format", "paths"), [(None, ["rows", "wgmma_dense"]), ("int4", ["mma", "wgmma_quantized"])])
+def test_large_matrices_of_few_rows(format: str | None, paths: list[str]) -> None:
+    """Of 32 large matrices an average of 10 rows each is by wgmma where they are quantised, and an average of one never
+    is; dense ones are by wgmma from more rows on than are streamed."""
+    sizes = (32, 2048, 7168)
+    found = [lowered(product, rows, format, sizes=sizes)._lowered.schedules[0].path for rows in (16, 300, 3000)]
+    assert found == [paths[0], paths[format is not None], paths[1]]
+
+
 @pytest.mark.parametrize(("format", "group", "activation"), ACTIVATIONS)
 @pytest.mark.quick(where=lambda activation: activation == "fp8_e4m3.block128")
 def test_quantised_activations_and_blocks(format: str, group: int | None, activation: str | None) -> None:
