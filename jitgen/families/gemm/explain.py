@@ -10,7 +10,7 @@ from jitgen.families.gemm.layout import GemmLayout
 from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, TritonMainloop, WgmmaMainloop, WgmmaPair
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.program import Kernel
-from jitgen.kernel.explain import count_operations, operations_in
+from jitgen.kernel.explain import count_operations, operations_in, quantised_blocks
 from jitgen.quant.codes import BLOCK, CODES
 
 
@@ -45,6 +45,7 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
             f"{count_operations(body)} operations, {len(body.stores)} result{'s' * (len(body.stores) != 1)}; operands "
             f"{', '.join(layout.operands)}"
         )
+        lines += quantised_blocks(body)
     return lines
 
 

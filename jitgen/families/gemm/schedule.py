@@ -160,8 +160,8 @@ def candidates(problem: Problem, device: Device) -> list[GemmSchedule]:
 
 
 def facts(problem: Problem, device: Device) -> dict[str, Any]:
-    """Returns the facts by which measured choices tell products apart. Epilogues are left out: they hardly change which
-    tiles are best.
+    """Returns the facts by which measured choices tell products apart. Epilogues are left out, which hardly change
+    which tiles are best, but for those that quantise blocks of columns, which tiles must have whole.
 
     ``rows`` and ``matrices`` are upper ends of buckets. ``weight`` is a format, or for a dense weight its layout: ``k``
     (contiguous along K) or ``outer`` (along N). ``k_splits`` is a fact only of a product whose K is split over a
@@ -183,6 +183,7 @@ def facts(problem: Problem, device: Device) -> dict[str, Any]:
             "wide": problem.wide,
         }
         | ({"grouping": problem.grouping} if problem.grouping else {})
+        | ({"quantises": True} if problem.bodies[0].has_blocks else {})
     )
 
 

@@ -29,7 +29,7 @@ from jitgen.families.rows.reduction.forms import (
 from jitgen.families.rows.reduction.online import online
 from jitgen.families.rows.reduction.residency import passes
 from jitgen.ir.program import Kernel
-from jitgen.kernel.explain import operations_of
+from jitgen.kernel.explain import operations_of, quantised_blocks
 from jitgen.kernel.launch import LaunchShape, Persistence, blocks_of
 from jitgen.kernel.operands import CPU_LANES, item_size
 from jitgen.kernel.rows import RowGeometry, RowLayout
@@ -213,4 +213,4 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule,
             lines.append("row-invariant operands are copied to shared memory while the row is loaded")
     elif schedule.tile_rows > 1:
         lines.append(f"{schedule.tile_rows} neighbouring rows are walked together")
-    return [*lines, operations_of(body, layout.along)]
+    return [*lines, *quantised_blocks(body), operations_of(body, layout.along)]
