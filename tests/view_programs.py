@@ -7,6 +7,7 @@ are whole and small, so that results are exact in any order.
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -198,6 +199,7 @@ AUTOCAST = (
     "with torch.autocast('cpu', torch.bfloat16): {made} = F.softmax({a} * 0, 0)",
     "with torch.no_grad(), torch.autocast('cpu', torch.bfloat16): {made} = ({a} @ {b}).t()",
 )
+_STATEMENT = re.compile("=|^for ")
 LAYOUTS = ("{a}.t_()", "{a}.unsqueeze_(0)", "{a}.squeeze_()")
 INPUTS = (
     "apart",
@@ -272,7 +274,7 @@ def view_program(
         if grad and ("as_strided" in text or "view(torch" in text):
             continue  # beyond the view that it is of, where torch.compile refuses it, or of bits
         made = f"v{len(lines)}"
-        is_new = group in (NEW, VIEWS) or (group is UPDATES and draw.random() < 0.2 and "=" not in text)
+        is_new = group in (NEW, VIEWS) or (group is UPDATES and draw.random() < 0.2 and not _STATEMENT.search(text))
         line = f"{made} = {text}" if is_new else text
         trial = _run([*lines, line], kind, grad)
         if trial is None or any(isinstance(v, Tensor) and v.numel() > 64 for v in trial.values()):

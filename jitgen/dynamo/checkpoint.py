@@ -70,9 +70,9 @@ def run(
     """
     read = {number: args[number] for number in buffers}
 
-    def function(*given: Any, **named: Any) -> Any:
-        others = iter(given)
-        return graph(*(read[n] if n in read else next(others) for n in range(len(args))), **named)
+    def function(*others: Any, **named: Any) -> Any:
+        rest = iter(others)
+        return graph(*(read[n] if n in read else next(rest) for n in range(len(args))), **named)
 
     options = kwargs | {"use_reentrant": False, "preserve_rng_state": True}
     if policy is not None:
