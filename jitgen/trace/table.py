@@ -247,6 +247,7 @@ ROW_MODULES: tuple[str, ...] = (
     "derivatives",
     "factories",
     "foreach",
+    "fused",
     "gathers",
     "grouped",
     "indexing",
