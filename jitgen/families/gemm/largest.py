@@ -37,6 +37,8 @@ MOST_ROWS = 8
 COMPARED = ("float16", "bfloat16", "float32")
 """Dtypes whose numbers have a rank of 32 bits."""
 NAN_RANK, COLUMNS = 2**31 - 1, 2**32
+"""The rank of a NaN, above which an int32 has no number; and the factor of a rank in a key, whose low half is for the
+column."""
 
 
 def respelled(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
