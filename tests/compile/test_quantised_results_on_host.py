@@ -133,6 +133,7 @@ def test_a_norm(norm: Callable[..., torch.Tensor], columns: int, dtype: torch.dt
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
 
 
+@pytest.mark.slow
 def test_rows_of_several_dimensions() -> None:
     """A norm of a residual sum, whose codes and scales lie as those of a matrix."""
     torch.manual_seed(2)
@@ -146,3 +147,33 @@ def test_rows_of_several_dimensions() -> None:
     (found,) = run(norm, x, gain, weight, headers=wgmma_headers())
     expected = norm(x, gain, weight).double()
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
+
+
+@pytest.mark.slow
+def test_two_products_of_experts_share_a_kernel() -> None:
+    """Each of the two has scales of its own, and those of a group's matrix."""
+    torch.manual_seed(1)
+    experts, hidden, length, ends = 3, 256, 384, torch.tensor([50, 60, 140], dtype=torch.int32)
+    gate, up = (
+        jitgen.quantize(torch.randn(experts, hidden, length), "fp8_e4m3.rows128", BLOCK, activation="fp8_e4m3.block128")
+        for _ in range(2)
+    )
+    x = torch.randn(140, length).bfloat16()
+
+    def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        first, second = (torch._grouped_mm(x, w.transpose(-2, -1), offs=ends) for w in (gate, up))
+        return F.silu(first) * second
+
+    low = jitgen.jit(gated).lower(x, gate, up, ends, backend="cuda", target="sm_90a")
+    assert len(low.kernels) == 2, low.explain()
+    (found,) = run(gated, x, gate, up, ends, headers=wgmma_headers())
+    codes, scales = quantised(x.float())
+    wide = codes.double() * scales.double().repeat_interleave(BLOCK, 1)
+    exact, begin = [], 0
+    for expert, end in enumerate(ends.tolist()):
+        first, second = (wide[begin:end] @ w.dequantize(torch.float64)[expert].T for w in (gate, up))
+        exact.append(F.silu(first) * second)
+        begin = end
+    expected = torch.cat(exact)
+    # Each product is rounded to bfloat16, and the result is.
+    assert (found.double() - expected).norm() <= 3 * 2**-8 * expected.norm()
