@@ -171,5 +171,24 @@ def _chain() -> Iterator[str | None]:
 
 CHECKS["chain"] = _chain
 
+
+def _two_of_blocks() -> Iterator[str | None]:
+    """Two weights with scales of blocks of their own: their products are one kernel."""
+    gate, up = (
+        jitgen.quantize(torch.randn(256, 384) / 16, "fp8_e4m3.rows128", 128, activation="fp8_e4m3.block128")
+        for _ in range(2)
+    )
+    function = jitgen.jit(lambda x, gate, up: F.silu(F.linear(x, gate)) * F.linear(x, up), backend="triton")
+    for rows in (1, 5, 70):
+        x = torch.randn(rows, 384)
+        low = function.lower(x, gate, up, target="interpreter")
+        if len(low.kernels) != 2:
+            yield f"{len(low.kernels)} kernels: {low.explain()}"
+        want = F.silu(exact(x, gate)) * exact(x, up)
+        yield wrong(function(x, gate, up), want, 1e-5, rows)
+
+
+CHECKS["two of blocks"] = _two_of_blocks
+
 if __name__ == "__main__":
     serve(CHECKS)
