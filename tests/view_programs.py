@@ -271,8 +271,8 @@ def view_program(
         if not grad and draw.random() < 0.1:
             group = AUTOCAST
         text = draw.choice(group).format(a=a, b=b, i=i, made=f"v{len(lines)}")
-        if grad and ("as_strided" in text or "view(torch" in text):
-            continue  # beyond the view that it is of, where torch.compile refuses it, or of bits
+        if grad and ("as_strided" in text or "view(torch" in text or ".data." in text):
+            continue  # beyond its view, where torch.compile refuses it, of bits, or behind the back of a backward
         made = f"v{len(lines)}"
         is_new = group in (NEW, VIEWS) or (group is UPDATES and draw.random() < 0.2 and not _STATEMENT.search(text))
         line = f"{made} = {text}" if is_new else text

@@ -1,7 +1,9 @@
-"""Right values of functions that eager torch computes inexactly in float64 too: by mpmath, element by element.
+"""Right values of functions that eager torch computes inexactly in float64 too, by mpmath, element by element, or not
+at all.
 
 ``torch.special.ndtr`` adds erf to 1, which cancels; ``torch.polygamma(1, x)`` has 9 digits, and a large number at its
-poles; ``torch.sinc`` has the roundoff of pi in place of 0 at integers.
+poles; ``torch.sinc`` has the roundoff of pi in place of 0 at integers. ``torch._scaled_mm`` is of 8-bit floats alone,
+and on a CPU gives NaN where casts of the same torch give the largest number (docs/semantics.md).
 """
 
 from __future__ import annotations
@@ -45,9 +47,12 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 def reference(sample: Sample) -> torch.Tensor | None:
     """The result of ``sample`` in float64, or None where eager torch's float64 is the reference."""
     function = REFERENCES.get(sample.operator)
-    if function is None:
+    if function is None and sample.operator != "torch._scaled_mm":
         return None
     (x, *numbers), _ = pytree.tree_unflatten(sample.leaves, sample.tree)
+    if function is None:
+        y, *scales = (value.double() for value in numbers)
+        return math.prod(scales) * (x.double() @ y)
     return evaluated(function, x, *numbers)
 
 
