@@ -1,7 +1,7 @@
 // jitgen 0.1.0: template gemm/gemm.cu.j2
-// target sm_90a: wgmma_dense mainloop, tiles of 128 x 192, 64 of K a step, 12 warps a block, 4 stages, at most 2 blocks of a cluster share K, persistent blocks, 1 a multiprocessor, raster of 8
-//     tiles, 196672 bytes of shared memory, or, for some numbers of rows: wgmma_dense mainloop, tiles of 128 x 256, 64 of K a step, 12 warps a block, 4 stages, at most 4 blocks of a cluster share K,
-//     persistent blocks, 1 a multiprocessor, raster of 8 tiles, 229440 bytes of shared memory
+// target sm_90a: wgmma_dense mainloop, tiles of 128 x 256, 64 of K a step, 12 warps a block, 4 stages, at most 4 blocks of a cluster share K, persistent blocks, 1 a multiprocessor, raster of 8
+//     tiles, 229440 bytes of shared memory, or, for some numbers of rows: wgmma_dense mainloop, tiles of 128 x 192, 64 of K a step, 12 warps a block, 4 stages, at most 2 blocks of a cluster share K,
+//     persistent blocks, 1 a multiprocessor, raster of 8 tiles, 196672 bytes of shared memory
 // stages: contract over k; map
 // (rows, columns) over K: x bfloat16 k, weight bfloat16 k, load bfloat16 column, store bfloat16 full
 #include <jitgen/entry.cuh>
@@ -79,22 +79,22 @@ struct Config {
   static constexpr int regions = 1;
   static constexpr int down = 2;
   static constexpr int across = 1;
-  static constexpr int columns = 192;
+  static constexpr int columns = 256;
   static constexpr int stages = 4;
   static constexpr int multicast = 1;
   static constexpr bool shares_x = false;
   static constexpr int raster = 8;
-  static constexpr int most_splits = 2;
+  static constexpr int most_splits = 4;
   static constexpr int resident = 1;
   static constexpr int staged = 64;
   static constexpr int run = 8;
 };
 using Shape = jitgen::DenseShape<Config>;
-static_assert(Shape::bytes == 196672, "shared memory as the launch has it");
+static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_e87a9015(const __grid_constant__ Params params) {
+jitgen_gemm_e09301f2(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -110,22 +110,22 @@ struct Config_1 {
   static constexpr int regions = 1;
   static constexpr int down = 2;
   static constexpr int across = 1;
-  static constexpr int columns = 256;
+  static constexpr int columns = 192;
   static constexpr int stages = 4;
   static constexpr int multicast = 1;
   static constexpr bool shares_x = false;
   static constexpr int raster = 8;
-  static constexpr int most_splits = 4;
+  static constexpr int most_splits = 2;
   static constexpr int resident = 1;
   static constexpr int staged = 64;
   static constexpr int run = 8;
 };
 using Shape_1 = jitgen::DenseShape<Config_1>;
-static_assert(Shape_1::bytes == 229440, "shared memory as the launch has it");
+static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_e87a9015_1(const __grid_constant__ Params params) {
+jitgen_gemm_e09301f2_1(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_1>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
