@@ -131,13 +131,23 @@ def _reached(text: bytes, headers: dict[str, bytes]) -> set[str]:
     """The names of the ``headers`` that ``text`` may include, itself or by others."""
     reached, waiting = set[str](), [text]
     while waiting:
-        for line in waiting.pop().split(b"\n"):
-            if b"include" in line and line.lstrip().startswith(b"#"):
-                name = line.replace(b'"', b"<").replace(b">", b"<").split(b"<")[1:2]
-                if name and (header := name[0].decode()) in headers.keys() - reached:
-                    reached.add(header)
-                    waiting.append(headers[header])
+        for name in _included(waiting.pop()):
+            if name in headers and name not in reached:
+                reached.add(name)
+                waiting.append(headers[name])
     return reached
+
+
+_known: dict[bytes, list[str]] = {}
+
+
+def _included(text: bytes) -> list[str]:
+    """The names that the lines of ``text`` include; each text is read once."""
+    if text not in _known:
+        lines = [line for line in text.split(b"\n") if b"include" in line and line.lstrip().startswith(b"#")]
+        names = [line.replace(b'"', b"<").replace(b">", b"<").split(b"<")[1:2] for line in lines]
+        _known[text] = [name.decode() for (name,) in filter(None, names)]
+    return _known[text]
 
 
 def symbols_of(code: bytes) -> tuple[set[str], set[str]]:
