@@ -15,8 +15,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ class _Kernel(CKernel):
         Raises:
             TraceError: these are no sizes of a launch.
         """
+        raise NotImplementedError
+
+    def known(self, sizes: Any) -> ConfiguredKernel:
+        """Returns the kernel with the sizes of a launch that are numbers, as one object for equal sizes, since each
+        traces its first launch."""
         raise NotImplementedError
 
     def check_strides(self, arguments: Sequence[Any]) -> None:
@@ -139,6 +145,16 @@ def _flat(sizes: Sequence[Any]) -> list[Any]:
     return [*flat, shared]
 
 
+def _plain(sizes: Any) -> Any:
+    """Returns sizes of a launch with tuples in place of lists, and integers of Python in place of others, as of NumPy.
+
+    What is no size is left for the launch to refuse.
+    """
+    if isinstance(sizes, (tuple, list)):
+        return tuple(map(_plain, sizes))
+    return int(sizes) if isinstance(sizes, Integral) and not isinstance(sizes, bool) else sizes
+
+
 def _by_operator(kernel: _Kernel, sizes: Sequence[Any], arguments: Sequence[Any]) -> None:
     """Calls the operator, where torch traces."""
     written, read, integers, floats = kernel.divided(arguments)
@@ -159,6 +175,9 @@ class CppKernel(_Kernel):
     def configured(self, sizes: Any) -> ConfiguredKernel:
         return self._configured
 
+    def known(self, sizes: Any) -> ConfiguredKernel:
+        return self._configured
+
     def lower(self, *arguments: Any, target: str | None = None) -> Any:
         """Lowers a call, with tensors or specs: see ``JitFunction.lower``."""
         return self._configured.lower(*arguments, target=target)
@@ -176,30 +195,39 @@ class CudaKernel(_Kernel):
         """Returns the kernel with the sizes of launches that there were, by these."""
         return Table()
 
+    @functools.cached_property
+    def _numbers(self) -> Iterator[int]:
+        """Counts the sizes that are entered, in whatever threads."""
+        return itertools.count(1)
+
     @followed_as(lambda kernel, sizes: kernel.configured(sizes))
     def __getitem__(self, sizes: Any) -> ConfiguredKernel:
         if trace_in_progress.get() is not None:  # sizes may be symbolic
-            return self.configured(sizes)
+            return self.configured(_plain(sizes))
+        return self.known(sizes)
+
+    def known(self, sizes: Any) -> ConfiguredKernel:
         try:
             return self._known[sizes]
-        except TypeError:  # one is a list
-            return self.configured(sizes)
-        except KeyError:
-            made = self.configured(sizes)
-            if all(type(size) is int for size in _flat(made.sizes)):  # 1.0 and True are equal to 1
-                self._known.put(sizes, made)
-                self._warn_of_sizes()
+        except (KeyError, TypeError):  # new, or lists
+            pass
+        sizes = _plain(sizes)
+        made = self.configured(sizes)
+        if not all(type(size) is int for size in _flat(made.sizes)):  # 1.0 and True are equal to 1
             return made
+        known = self._known.kept(sizes, made)
+        if known is made and next(self._numbers) == MANY_TRACES:
+            self._warn_of_sizes()
+        return known
 
     def _warn_of_sizes(self) -> None:
         """Warns that launches have many sizes, each of which is traced."""
-        if len(self._known) == MANY_TRACES:
-            console.warn(
-                f"{self.name} has been launched with {MANY_TRACES} grids, blocks or bytes of shared memory. The first "
-                "launch with each takes milliseconds: launch it within a decorated function, where the sizes of "
-                "tensors, and a grid that follows from them, are symbolic",
-                stacklevel=3,
-            )
+        console.warn(
+            f"{self.name} has been launched with {MANY_TRACES} grids, blocks or bytes of shared memory. The first "
+            "launch with each takes milliseconds: launch it within a decorated function, where the sizes of "
+            "tensors, and a grid that follows from them, are symbolic",
+            stacklevel=4,
+        )
 
     def configured(self, sizes: Any) -> ConfiguredKernel:
         if not isinstance(sizes, tuple) or not 2 <= len(sizes) <= 3:
@@ -279,8 +307,7 @@ class ConfiguredKernel:
             kernel.check_strides(arguments)
             kernel.traced(sizes, arguments)
 
-        made = self._functions[places] = JitFunction(launch, kernel.text.language, name=kernel.name)
-        return made
+        return self._functions.setdefault(places, JitFunction(launch, kernel.text.language, name=kernel.name))
 
     def _launch(self, arguments: Sequence[Any]) -> None:
         """Launches the kernel on ``arguments`` with all checks."""
@@ -385,7 +412,7 @@ def _run(
 ) -> None:
     own = _kernel(kernel)
     with torch.no_grad():
-        own.configured(of_launch(sizes))(*own.joined(written, read, integers, floats))
+        own.known(of_launch(sizes))(*own.joined(written, read, integers, floats))
 
 
 def _changes_alone(*arguments: Any) -> None:

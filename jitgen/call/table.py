@@ -44,6 +44,11 @@ class Table(dict[Key, Value]):
         self._make_room(key)
         self[key] = value
 
+    def kept(self, key: Key, value: Value) -> Value:
+        """Enters ``value`` at ``key`` unless there is one; returns the one that is there, for all threads the same."""
+        self._make_room(key)
+        return self.setdefault(key, value)
+
     def _make_room(self, key: Key) -> None:
         if len(self) >= self.limit and key not in self:
             for oldest in list(self)[: self.limit // 2]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -154,13 +157,53 @@ def test_sizes_of_launches_are_known_again() -> None:
     assert kernel[4, 32] is kernel[4, 32]
     assert kernel[(4, 2), 32] is kernel[(4, 2), 32]
     assert kernel[4, 32] is not kernel[4, 32, 64]
-    assert kernel[[4, 2], 32] is not kernel[[4, 2], 32]  # a list may change
+    assert kernel[[4, 2], 32] is kernel[(4, 2), 32]
+    assert kernel[[1], [32]] is kernel[[1], [32]] is kernel[(1,), (32,)]
+    assert kernel[np.int64(3), 32] is kernel[3, np.int32(32)] is kernel[3, 32]
+    sizes = kernel[[np.int64(4), 2], 32, np.uint8(3)].sizes
+    assert sizes == ((4, 2), 32, 3)
+    assert {*map(type, (*sizes[0], *sizes[1:]))} == {int}
     assert kernel[5.0, 32] is not kernel[5, 32]
+    of_operator = type(kernel).of_operator(kernel.operator_text)  # whose launches have seven sizes
+    assert of_operator.known(((4, 1, 1), (32, 1, 1), 0)) is of_operator.known(((4, 1, 1), (32, 1, 1), 0))
     with pytest.warns(UserWarning, match="add has been launched with 16 grids, blocks or bytes of shared memory"):
         assert len({id(kernel[size, 64]) for size in range(1, 20)}) == 19
     for sizes in (4, (4,), (4, 32, 0, 0), ((1, 1, 1, 1), 32), ((), 32)):
         with pytest.raises(TraceError):
             kernel[sizes]
+
+
+def test_threads_that_launch_with_new_sizes_share_them() -> None:
+    kernel = jitgen.cuda_kernel(own_c_kernels.CUDA.replace('#include "tile.cuh"', "#define PADDING 1"), "own::add")
+    with ThreadPoolExecutor(8) as pool, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = list(pool.map(lambda number: kernel[[number // 8], 32], range(8 * 40)))
+    assert len(set(found)) == 40
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("language", ["cuda", "cpp"])
+def test_sizes_and_remedies_of_launches_in_functions(language: str) -> None:
+    if language == "cuda":
+        kernel = jitgen.cuda_kernel(own_c_kernels.CUDA.replace('#include "tile.cuh"', "#define PADDING 1"), "own::add")
+    else:
+        kernel = jitgen.cpp_kernel(own_c_kernels.CPP, "add")
+
+    def function(x: Tensor, bias: Tensor, columns: Any) -> Tensor:
+        out = torch.empty_like(x)
+        here = kernel[[np.int64(4)], np.int32(32)] if language == "cuda" else kernel
+        here(x, x, out, x.numel(), columns)
+        return out + bias
+
+    target = "sm_90a" if language == "cuda" else None
+    x, bias = torch.randn(64, 32), torch.randn(32)
+    balance = jitgen.jit(function).lower(x, bias, 32, target=target).balance
+    assert balance.kernels == 1
+    assert balance.moved == balance.least_moved == 4 * (2 * 64 * 32 + 32)  # bias once, and out is only written
+    words = {"cuda": "launch it with the arguments of its definition, on a grid of blocks", "cpp": "call it with the"}
+    with pytest.raises(TraceError, match=words[language]) as error:
+        jitgen.jit(function).lower(x, bias, None, target=target)
+    assert ("grid" in str(error.value)) == (language == "cuda")
 
 
 @pytest.mark.parametrize(

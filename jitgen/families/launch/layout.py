@@ -24,7 +24,7 @@ from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Strided, contiguous_strides
 from jitgen.kernel import launch
-from jitgen.kernel.geometry import Geometry, Touched
+from jitgen.kernel.geometry import Geometry, touched_of
 from jitgen.kernel.launch import Work
 from jitgen.kernel.layout import reaches_wide, views_of
 from jitgen.kernel.operands import Call, item_size, merged_dimensions, pointwise_flops
@@ -134,7 +134,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Launch
     geometry = LaunchGeometry(
         strides=((),) * len(views),
         offsets=tuple(view.offset for view in views),
-        touched=tuple(Touched(size, 0, size - 1) for size in sizes),
+        touched=touched_of(body, (zip(view.sizes, view.strides, strict=True) for view in views)),
         numbers=tuple(numbers),
         ruled=tuple(ruled),
         grids=tuple(tuple(int(symbols.evaluate(size, environment)) for size in grid) for _, _, grid in attrs.configs),

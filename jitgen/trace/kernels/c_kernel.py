@@ -160,8 +160,8 @@ class CKernel:
         expected = self.definition.parameters
         if len(arguments) != len(expected):
             raise UnsupportedError(
-                f"{self.name} ({self.where()}) takes {len(expected)} arguments, and {len(arguments)} are given; launch "
-                f"it with {', '.join(map(str, expected))}"
+                f"{self.name} ({self.where()}) takes {len(expected)} arguments, and {len(arguments)} are given; "
+                f"{'launch' if self.text.language == 'cuda' else 'call'} it with {', '.join(map(str, expected))}"
             )
 
 
@@ -245,6 +245,10 @@ class _Launch(Launch):
     def __init__(self, trace: Trace, kernel: CKernel) -> None:
         super().__init__(trace, kernel.name, kernel.where())
         self.kernel = kernel
+        is_cuda = kernel.text.language == "cuda"
+        self.remedy = f"{'launch' if is_cuda else 'call'} it with the arguments of its definition" + (
+            ", on a grid of blocks of threads" if is_cuda else ""
+        )
 
     def trace(self, sizes: Sequence[Any], arguments: Sequence[Any]) -> None:
         kernel = self.kernel

@@ -37,7 +37,10 @@ class Launch:
     Attributes:
         name, defined_at: of the kernel, and its file and line.
         operands, proxies: the tensors of the launch, each once, as nodes and as the trace has them.
+        remedy: what to do about wrong arguments or sizes.
     """
+
+    remedy = "launch it with the arguments of its definition, on a grid of programs"
 
     def __init__(self, trace: Trace, name: str, defined_at: str) -> None:
         self.trace_, self.name, self.defined_at = trace, name, defined_at
@@ -53,7 +56,7 @@ class Launch:
     def wrong(self, what: str) -> TraceError:
         return TraceError(
             f"{self.trace_.name}: the launch of {self.name} ({self.defined_at}): {what}"
-            f"{quote(user_location())}\n  launch it with the arguments of its definition, on a grid of programs"
+            f"{quote(user_location())}\n  {self.remedy}"
         )
 
     def operand(self, name: str, value: Any) -> int:
