@@ -203,19 +203,22 @@ class CudaKernel(_Kernel):
     @followed_as(lambda kernel, sizes: kernel.configured(sizes))
     def __getitem__(self, sizes: Any) -> ConfiguredKernel:
         if trace_in_progress.get() is not None:  # sizes may be symbolic
-            return self.configured(_plain(sizes))
+            return self._made(sizes)
         return self.known(sizes)
+
+    def _made(self, sizes: Any) -> ConfiguredKernel:
+        """Returns ``configured`` with plain sizes; Dynamo would not follow how it looks at them."""
+        return ConfiguredKernel(self, _plain(self.configured(sizes).sizes))
 
     def known(self, sizes: Any) -> ConfiguredKernel:
         try:
             return self._known[sizes]
         except (KeyError, TypeError):  # new, or lists
             pass
-        sizes = _plain(sizes)
-        made = self.configured(sizes)
+        made = self._made(sizes)
         if not all(type(size) is int for size in _flat(made.sizes)):  # 1.0 and True are equal to 1
             return made
-        known = self._known.kept(sizes, made)
+        known = self._known.kept(_plain(sizes), made)
         if known is made and next(self._numbers) == MANY_TRACES:
             self._warn_of_sizes()
         return known

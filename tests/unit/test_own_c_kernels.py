@@ -168,7 +168,7 @@ def test_sizes_of_launches_are_known_again() -> None:
     assert of_operator.known(((4, 1, 1), (32, 1, 1), 0)) is of_operator.known(((4, 1, 1), (32, 1, 1), 0))
     with pytest.warns(UserWarning, match="add has been launched with 16 grids, blocks or bytes of shared memory"):
         assert len({id(kernel[size, 64]) for size in range(1, 20)}) == 19
-    for sizes in (4, (4,), (4, 32, 0, 0), ((1, 1, 1, 1), 32), ((), 32)):
+    for sizes in (4, (4,), [4, 32], (4, 32, 0, 0), ((1, 1, 1, 1), 32), ((), 32)):
         with pytest.raises(TraceError):
             kernel[sizes]
 
