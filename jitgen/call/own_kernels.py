@@ -152,7 +152,7 @@ def _plain(sizes: Any) -> Any:
     """
     if isinstance(sizes, (tuple, list)):
         return tuple(map(_plain, sizes))
-    return int(sizes) if isinstance(sizes, Integral) and not isinstance(sizes, bool) else sizes
+    return int(sizes) if type(sizes) not in (int, bool) and isinstance(sizes, Integral) else sizes
 
 
 def _by_operator(kernel: _Kernel, sizes: Sequence[Any], arguments: Sequence[Any]) -> None:
