@@ -81,74 +81,74 @@ def over_matrix(x: Node, tensor: Node, value: Node, mover: Mover) -> tuple[Node,
     codes, scales = x.inputs
     one = mover.builder.make("input", (), tensor.dtype, codes.shape, (UNUSED,))
     whole = {id(tensor): mover.move(one, ("reshape",), tensor.shape)}
-    codes, scales = (mover.substituted(each, dict(whole)) for each in (codes, scales))
-    found = extremum_of(codes, scales)
-    if found is not None and len(found.extremum.shape) != 3 and len(codes.shape) == 2:
+    codes, scales = (mover.substituted(node, dict(whole)) for node in (codes, scales))
+    result = extremum_of(codes, scales)
+    if result is not None and len(result.extremum.shape) != 3 and len(codes.shape) == 2:
         blocks = (*scales.shape, BLOCK)
-        source = mover.move(mover.move(found.extremum.inputs[0], ("reshape",), codes.shape), ("reshape",), blocks)
+        source = mover.move(mover.move(result.extremum.inputs[0], ("reshape",), codes.shape), ("reshape",), blocks)
         extremum = mover.builder.make("reduce", (source,), "float32", (*scales.shape, 1), ("max", (2,)), codes.location)
         spread = mover.move(mover.move(extremum, ("expand",), blocks), ("reshape",), codes.shape)
-        memo = dict.fromkeys(map(id, found.inside), mover.move(extremum, ("reshape",), scales.shape))
-        memo |= {id(node): spread for node in found.inside if node.shape == codes.shape}
-        codes, scales = (mover.substituted(each, dict(memo)) for each in (codes, scales))
+        memo = dict.fromkeys(map(id, result.inside), mover.move(extremum, ("reshape",), scales.shape))
+        memo |= {id(node): spread for node in result.inside if node.shape == codes.shape}
+        codes, scales = (mover.substituted(node, dict(memo)) for node in (codes, scales))
     matrix = mover.move(value, ("reshape",), codes.shape)
     return mover.substituted(codes, {id(one): matrix}), mover.substituted(scales, {id(one): matrix})
 
 
-def stored_values(found: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover) -> tuple[Store, Store]:
-    """Returns ``found`` as values over ``shape``, the rows and columns of a region: what is reduced is a ``blocked``
+def stored_values(result: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover) -> tuple[Store, Store]:
+    """Returns ``result`` as values over ``shape``, the rows and columns of a region: what is reduced is a ``blocked``
     node there, and each scale is that of all columns of its block."""
     make, like = mover.builder.make, mover.builder.like
-    movements = () if found.codes.shape == shape else ((("reshape",), shape),)
+    movements = () if result.codes.shape == shape else ((("reshape",), shape),)
     if movements:  # one of its sizes equals the region's by a guard alone
-        moved = extremum_of(mover.move(found.codes, *movements[0]), found.scales)
+        moved = extremum_of(mover.move(result.codes, *movements[0]), result.scales)
         assert moved is not None, "a reshape to an equal shape changes nothing"
-        found = moved
-    source = mover.move(found.extremum.inputs[0], ("reshape",), shape)
-    blocked = make("blocked", (source,), "float32", shape, ("max", BLOCK), found.extremum.location)
-    memo = dict.fromkeys(map(id, found.inside), blocked)
-    codes = mover.substituted(found.codes, dict(memo))
-    for node in topological([found.scales], leaves=[REDUCE, VIEW]):
+        result = moved
+    source = mover.move(result.extremum.inputs[0], ("reshape",), shape)
+    blocked = make("blocked", (source,), "float32", shape, ("max", BLOCK), result.extremum.location)
+    memo = dict.fromkeys(map(id, result.inside), blocked)
+    codes = mover.substituted(result.codes, dict(memo))
+    for node in topological([result.scales], leaves=[REDUCE, VIEW]):
         if id(node) in memo:
             continue
         if node.kind is VIEW:  # of a number
             memo[id(node)] = mover.move(node, ("expand",), shape)
         else:
             memo[id(node)] = like(node, [memo[id(child)] for child in node.inputs], shape) if node.inputs else node
-    blocks = (*shape[:-1], found.scales.shape[-1])
-    of_scales = () if found.scales.shape == blocks else ((("reshape",), blocks),)
-    return Store(stores[0], codes, movements), Store(stores[1], memo[id(found.scales)], of_scales, block=BLOCK)
+    blocks = (*shape[:-1], result.scales.shape[-1])
+    of_scales = () if result.scales.shape == blocks else ((("reshape",), blocks),)
+    return Store(stores[0], codes, movements), Store(stores[1], memo[id(result.scales)], of_scales, block=BLOCK)
 
 
 def of_rows(codes: Node, scales: Node, mover: Mover) -> QuantisedResult | None:
     """Returns what ``codes`` and ``scales`` are of, if that is computed from reductions of whole rows; else None. The
     codes have the shape of these rows."""
-    found = extremum_of(codes, scales)
-    reduced = [] if found is None else [n for n in topological([codes]) if n.kind is REDUCE and n not in found.inside]
-    if found is None or not reduced:
+    result = extremum_of(codes, scales)
+    reduced = [] if result is None else [n for n in topological([codes]) if n.kind is REDUCE and n not in result.inside]
+    if result is None or not reduced:
         return None
     shape = reduced[0].inputs[0].shape
     last = len(shape) - 1
     if any(node.inputs[0].shape != shape or node.attrs.dims != (last,) for node in reduced):
         return None
     if codes.shape != shape:  # of more dimensions, or of columns that equal the row's by a guard
-        found = extremum_of(mover.move(codes, ("reshape",), shape), scales)
-    if found is None or not _are_rows(found, shape, mover):
+        result = extremum_of(mover.move(codes, ("reshape",), shape), scales)
+    if result is None or not _are_rows(result, shape, mover):
         return None
     columns = shape[-1]
     whole = mover.decide(symbols.compare("eq", symbols.mod(columns, BLOCK), 0))
-    return found if whole and mover.decide(symbols.compare("le", FEWEST_COLUMNS, columns)) else None
+    return result if whole and mover.decide(symbols.compare("le", FEWEST_COLUMNS, columns)) else None
 
 
-def _are_rows(found: QuantisedResult, shape: Shape, mover: Mover) -> bool:
+def _are_rows(result: QuantisedResult, shape: Shape, mover: Mover) -> bool:
     """Returns whether the value is computed over ``shape``, pointwise of tensors, numbers and reductions of rows."""
-    source = mover.move(found.extremum.inputs[0], ("reshape",), shape)
+    source = mover.move(result.extremum.inputs[0], ("reshape",), shape)
 
     def below(node: Node) -> Sequence[Node]:
-        return () if node in found.inside or node.is_in_memory else node.inputs
+        return () if node in result.inside or node.is_in_memory else node.inputs
 
-    for node in walked([source, found.codes], below):
-        if node in found.inside or node.under_views.kind.is_number:
+    for node in walked([source, result.codes], below):
+        if node in result.inside or node.under_views.kind.is_number:
             continue
         if node.is_in_memory:
             if item_size(node.dtype) > MOST_BYTES:
@@ -162,25 +162,25 @@ def _are_rows(found: QuantisedResult, shape: Shape, mover: Mover) -> bool:
 
 
 def pairs(
-    values: Sequence[Node], found_of: Callable[[Node, Node], QuantisedResult | None]
+    values: Sequence[Node], described_by: Callable[[Node, Node], QuantisedResult | None]
 ) -> Mapping[tuple[int, int], QuantisedResult]:
-    """Returns those of ``values`` that are codes and scales of one value as ``found_of`` describes them, by their
+    """Returns those of ``values`` that are codes and scales of one value as ``described_by`` describes them, by their
     numbers."""
     scales = [number for number, value in enumerate(values) if value.dtype == "float32" and REDUCE in value.kinds]
-    found = {}
+    result = {}
     for number, value in enumerate(values) if scales else ():
         for other in scales if value.dtype in CODES else ():
-            if (described := found_of(value, values[other])) is not None:
-                found[number, other] = described
+            if (described := described_by(value, values[other])) is not None:
+                result[number, other] = described
                 break
-    return found
+    return result
 
 
-def region_of_rows(found: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover) -> Region:
-    """Makes the region that stores ``found`` as the results ``stores``, of which the codes have ``shape``."""
-    codes, scales = stored_values(found, stores, found.codes.shape, mover)
-    movements = () if found.codes.shape == shape else ((("reshape",), found.codes.shape),)
-    return Region("reduction", row_axes(found.codes.shape, 1), (replace(codes, movements=movements), scales))
+def region_of_rows(result: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover) -> Region:
+    """Makes the region that stores ``result`` as the results ``stores``, of which the codes have ``shape``."""
+    codes, scales = stored_values(result, stores, result.codes.shape, mover)
+    movements = () if result.codes.shape == shape else ((("reshape",), result.codes.shape),)
+    return Region("reduction", row_axes(result.codes.shape, 1), (replace(codes, movements=movements), scales))
 
 
 def passes(node: Node) -> bool:

@@ -28,7 +28,7 @@ class _Step:
     """Reads gradients and stores new values, as ``grad_scale`` and ``found_inf`` say."""
 
     def __init__(self, maximize: bool, grad_scale: Any, found_inf: Any):
-        self.maximize, self.scale, self.found = maximize, grad_scale, found_inf
+        self.maximize, self.scale, self.found_inf = maximize, grad_scale, found_inf
 
     def gradient(self, tensor: Any) -> Any:
         gradient = _wide(tensor)
@@ -38,7 +38,7 @@ class _Step:
         return -gradient if self.maximize else gradient
 
     def store(self, tensor: Any, value: Any) -> None:
-        tensor.copy_(value if self.found is None else torch.where(self.found == 1, _wide(tensor), value))
+        tensor.copy_(value if self.found_inf is None else torch.where(self.found_inf == 1, _wide(tensor), value))
 
 
 def _lists(named: dict[str, Tensors]) -> list[tuple[Any, ...]]:

@@ -74,7 +74,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         return Claim((), values)
     mover, materialize = partition.mover, partition.materialize
     quantised = pairs(values, quantised_result) if quantises_results(partition.device) else {}
-    regions = [region_of(found, positions, mover) for positions, found in quantised.items()]
+    regions = [region_of(result, positions, mover) for positions, result in quantised.items()]
     taken = {position for positions in quantised for position in positions}
     unflattened = [largest.store_of(position, node) for position, node in enumerate(values) if position not in taken]
     unflattened = without_hidden_products(unflattened, mover, materialize, flat=False)

@@ -96,21 +96,21 @@ def _stored_for(x: Node) -> int | None:
 
 def quantised_result(codes: Node, scales: Node) -> QuantisedResult | None:
     """Returns what ``codes`` and ``scales`` are of, if that is computed from products; else None."""
-    found = extremum_of(codes, scales)
-    if found is None:
+    result = extremum_of(codes, scales)
+    if result is None:
         return None
-    products = list(nearest(found.extremum.inputs[0], PRODUCTS, passes))
+    products = list(nearest(result.extremum.inputs[0], PRODUCTS, passes))
     if not 0 < len(products) <= MOST_PRODUCTS or len({_kind(product) for product in products}) > 1:
         return None
     if any(product.kind is not CONTRACT or not _is_in_blocks(product.inputs[0]) for product in products):
         return None
-    return found if _is_pointwise_of(codes, found.inside) and _keeps_few(found) else None
+    return result if _is_pointwise_of(codes, result.inside) and _keeps_few(result) else None
 
 
-def region_of(found: QuantisedResult, stores: tuple[int, int], mover: Mover) -> Region:
-    """Makes the region that stores ``found`` as the results ``stores``."""
-    product, *others = nearest(found.extremum.inputs[0], PRODUCTS, passes)
-    codes, scales = stored_values(found, stores, product.shape, mover)
+def region_of(result: QuantisedResult, stores: tuple[int, int], mover: Mover) -> Region:
+    """Makes the region that stores ``result`` as the results ``stores``."""
+    product, *others = nearest(result.extremum.inputs[0], PRODUCTS, passes)
+    codes, scales = stored_values(result, stores, product.shape, mover)
     axes = (
         Axis("m", product.shape[0]),
         Axis("n", product.shape[1]),
@@ -139,11 +139,11 @@ def _is_pointwise_of(root: Node, inside: Collection[Node]) -> bool:
     return True
 
 
-def _keeps_few(found: QuantisedResult) -> bool:
+def _keeps_few(result: QuantisedResult) -> bool:
     """Returns whether the codes are computed of the extremum and of one value, computed from the products, that is
     known before it."""
-    after, kept = set(found.inside), set[Node]()
-    for node in topological([found.codes], leaves=PRODUCTS):
+    after, kept = set(result.inside), set[Node]()
+    for node in topological([result.codes], leaves=PRODUCTS):
         if node not in after and node.kind.is_pointwise and not after.isdisjoint(node.inputs):
             after.add(node)
             kept |= {child for child in node.inputs if not child.under_views.kind.is_number}

@@ -132,7 +132,7 @@ def _in_memory(node: Node, is_activation: bool, partition: Partition) -> Node:
 def _owners(index: Index) -> dict[Node, Owner]:
     """Returns the owner of each node of ``index`` that has one."""
     fused = _fused_products(index)
-    inside = {node for found in pairs(index.roots, quantised_result).values() for node in found.inside}
+    inside = {node for result in pairs(index.roots, quantised_result).values() for node in result.inside}
     owners: dict[Node, Owner] = {}
     groups: dict[object, Owner] = {}
     for number, node in enumerate(index.order):

@@ -54,8 +54,8 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     gathered: dict[_Rows, list[Store]] = {}
     others: list[Region] = []
     rest: list[Node | None] = list(results)
-    for positions, found in _quantised_rows(results, partition).items():
-        others.append(region_of_rows(found, positions, results[positions[0]].shape, mover))
+    for positions, result in _quantised_rows(results, partition).items():
+        others.append(region_of_rows(result, positions, results[positions[0]].shape, mover))
         for position in positions:
             rest[position] = None
     for position, node in enumerate(results):
