@@ -182,6 +182,9 @@ def search_failures(
             x = torch.cat([ordered[:: size // 40], many, torch.tensor(edges, dtype=dtype)])
             for name, function in SEARCHES.items():
                 yield judged(f"{name} of {size}", "exact", function, (x, ordered), backend, device)
+            for among in (ordered[:: size // 6], ordered) if dtype.is_floating_point else ():
+                with_nan = among.masked_fill(torch.arange(len(among)) * 3 > len(among) * 2, math.nan)
+                yield judged(f"NaN among {len(among)}", "exact", SEARCHES["bucketize"], (x, with_nan), backend, device)
         rows = torch.randn(2, 3, size).sort()[0]
         yield judged("rows", "exact", SEARCHES["in rows"], (torch.randn(2, 3, 40), rows), backend, device)
 
@@ -193,6 +196,10 @@ def histogram_failures(backend: str, device: str = "cpu") -> Iterator[str | None
             function = functools.partial(torch.histc, bins=bins, min=low, max=high)
             whole = torch.randint(-9, bins + 9, (500,)).float()
             yield judged(f"histc of {bins}", "exact", lambda x, f=function: f(x), (whole,), backend, device)
+        # Its distance from -1 is rounded to 2.
+        below = torch.tensor([1 - 2**-24, 1.0, -1.0, math.nan])
+        function = functools.partial(torch.histc, bins=bins, min=-1, max=1)
+        yield judged(f"histc below {bins}", "exact", lambda x, f=function: f(x), (below,), backend, device)
 
 
 SEARCHES: dict[str, Function] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -154,3 +155,34 @@ def test_attention_of_a_module_with_padding() -> None:
     attend = lambda x: module(x, x, x, key_padding_mask=padding)  # noqa: E731
     for found, wanted in zip(jitgen.jit(attend)(x), attend(x), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_numbers_and_values_of_another_dtype_are_placed_in_the_promoted_one(right: bool) -> None:
+    values = (3.5, 2.9999, 3, -1.5, math.nan, math.inf, torch.tensor([3.5, 2.0]), torch.tensor(2.5))
+
+    def places(s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        by_bucketize = [torch.bucketize(value, s, right=right) for value in values]
+        return *by_bucketize, *(torch.searchsorted(s, value, right=right) for value in values)
+
+    for boundaries in (torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([1, 2, 200], dtype=torch.uint8)):
+        for found, wanted in zip(jitgen.jit(places)(boundaries), places(boundaries), strict=True):
+            assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_places_among_boundaries_that_end_in_nan(right: bool) -> None:
+    """torch's search takes NaN for less than a value: where it reads one, it ends behind the last."""
+    function = lambda x, s: torch.searchsorted(s, x, right=right)  # noqa: E731
+    run = jitgen.jit(function)
+    for count in (1, 2, 4, 7, 1024, 1025, 1034, 2047):
+        x = torch.cat([torch.arange(-1.0, count), torch.tensor([math.inf, -math.inf, math.nan])])
+        for nans in {0, 1, min(3, count), count // 3, count}:
+            boundaries = torch.arange(float(count)).masked_fill(torch.arange(count) >= count - nans, math.nan)
+            assert torch.equal(run(x, boundaries), function(x, boundaries)), (count, nans)
+
+
+@pytest.mark.parametrize("bins", [100, 2000])
+def test_histc_counts_a_number_that_is_rounded_to_the_end(bins: int) -> None:
+    x = torch.tensor([1 - 2**-24, 1.0, -1.0, math.nan, math.inf])
+    assert torch.equal(jitgen.jit(lambda x: torch.histc(x, bins, -1, 1))(x), torch.histc(x, bins, -1, 1))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_rank, require_shape
+from jitgen.trace.compositions.checks import require_float, require_rank, require_shape
 from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
 
@@ -50,26 +50,57 @@ def isin(
     return ~equal if invert else equal
 
 
-def _position(boundaries: Tensor, values: Tensor, right: bool, int32: bool) -> Tensor:
-    """Counts the sorted ``boundaries`` (..., n) below each of ``values`` (..., m), or not above it; NaN is above all
-    numbers."""
-    dtype = torch.int32 if int32 else torch.int64
-    if boundaries.shape[-1] > MOST_COMPARED:
-        return _searched(boundaries, values, right).to(dtype)
-    return _passed(boundaries.unsqueeze(-2), values.unsqueeze(-1), right).sum(-1, dtype=dtype)
+def _position(boundaries: Tensor, values: Any, right: bool, int32: bool) -> Tensor:
+    """Counts the sorted ``boundaries`` (..., n) below each of ``values`` (..., m), or not above it, in their promoted
+    dtype. NaN is above all numbers, and moves the place of some as in torch."""
+    common, shape = torch.result_type(boundaries, values), None
+    if not isinstance(values, Tensor):
+        values = torch.scalar_tensor(values, dtype=common)
+    if boundaries.dim() == 1:
+        values, shape = values.reshape(-1), values.shape
+    boundaries, values = boundaries.to(common), values.to(common)
+    count = boundaries.shape[-1]
+    many = count > MOST_COMPARED
+    if many:
+        place = _searched(boundaries, values, right)
+    else:
+        edges, x = boundaries.unsqueeze(-2), values.unsqueeze(-1)
+        place = _passed(edges, x, right).sum(-1)
+    if common.is_floating_point:
+        if many:
+            infinite = torch.full_like(boundaries.narrow(-1, 0, 1), float("inf"))
+            nans = count - _searched(boundaries, infinite, right=True)
+        else:
+            nans = (edges.isnan() & ~x.isnan()).sum(-1)  # NaN is after all; for each of the values, in the same pass
+        place = _before_nans(place, nans, count, most=count if many else MOST_COMPARED)
+    place = place.to(torch.int32 if int32 else torch.int64)
+    return place if shape is None else place.reshape(shape)
+
+
+def _before_nans(place: Tensor, nans: Tensor, count: Any, most: Any) -> Tensor:
+    """Returns where torch's search ends among ``count`` boundaries, of which the last ``nans`` are NaN.
+
+    It halves what is left and takes NaN for less than any value. While it goes right it reads what stands
+    ``(count + 1) // 2**k`` before the end, for k = 1, 2, ...: where it comes to a NaN before a boundary that is not
+    passed, it ends behind the last one.
+    """
+    whole = torch.scalar_tensor(count + 1, dtype=torch.int64)
+    behind, half = whole, 2
+    while half <= 2 * most:
+        behind = torch.where(whole // half > nans, whole // half, behind)
+        half *= 2
+    return torch.where(place <= whole - 1 - behind, place, whole - 1)
 
 
 def _passed(edges: Tensor, x: Tensor, right: bool) -> Tensor:
-    """Compares: whether an edge comes before ``x``, or not after it where ``right``."""
+    """Compares: whether an edge comes before ``x``, or not after it where ``right``; NaN is after all numbers."""
     passed = ~(edges > x) if right else ~(edges >= x)
-    if edges.is_floating_point():
-        passed = passed & (~edges.isnan() | x.isnan()) if right else passed & ~edges.isnan()
-    return passed
+    return passed & (~edges.isnan() | x.isnan()) if edges.is_floating_point() else passed
 
 
 def _searched(boundaries: Tensor, values: Tensor, right: bool) -> Tensor:
-    """Computes ``_position`` by halves: each step adds a power of two to the count where the last of so many
-    ``boundaries`` is passed."""
+    """Counts the ``boundaries`` that are passed by halves: each step adds a power of two to the count where the last of
+    so many is passed."""
     count, step = boundaries.shape[-1], 1
     while 2 * step <= count:
         step *= 2
@@ -85,8 +116,7 @@ def _searched(boundaries: Tensor, values: Tensor, right: bool) -> Tensor:
 @composition("bucketize")
 def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     require_rank(boundaries, (1,))
-    values = input if isinstance(input, Tensor) else torch.scalar_tensor(input, dtype=boundaries.dtype)
-    return _position(boundaries, values.reshape(-1), right, out_int32).reshape(values.shape)
+    return _position(boundaries, input, right, out_int32)
 
 
 @composition("searchsorted")
@@ -104,15 +134,11 @@ def searchsorted(
         sorted_sequence = sorted_sequence.gather(-1, sorter)
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ValueError(f"side={side!r} and right={right} contradict each other")
-    after, wanted = right or side == "right", input
-    if not isinstance(wanted, Tensor):
+    if not isinstance(input, Tensor):
         require_rank(sorted_sequence, (1,))
-        wanted = torch.scalar_tensor(wanted, dtype=sorted_sequence.dtype)
-    require_one_dtype(sorted_sequence, wanted)
-    if sorted_sequence.dim() == 1:
-        return _position(sorted_sequence, wanted.reshape(-1), after, out_int32).reshape(wanted.shape)
-    require_shape(wanted, (*sorted_sequence.shape[:-1], wanted.shape[-1]), "the values")
-    return _position(sorted_sequence, wanted, after, out_int32)
+    elif sorted_sequence.dim() != 1:
+        require_shape(input, (*sorted_sequence.shape[:-1], input.shape[-1]), "the values")
+    return _position(sorted_sequence, input, right or side == "right", out_int32)
 
 
 @composition("histc")
@@ -135,7 +161,7 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     elif low > high:
         raise ValueError("max must be larger than min")
     bucket = (x - low) * count // (high - low) if whole else ((x - low) * count / (high - low)).floor()
-    bucket = torch.where(x == high, count - 1, bucket)
+    bucket = torch.where(bucket >= count, count - 1, bucket)  # also where x - low is rounded to high - low
     inside = (x >= low) & (x <= high)
     if count > MOST_COMPARED:
         chosen = torch.where(inside, bucket, 0).to(torch.int64)
