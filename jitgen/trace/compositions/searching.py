@@ -52,50 +52,26 @@ def isin(
 
 def _position(boundaries: Tensor, values: Any, right: bool, int32: bool) -> Tensor:
     """Counts the sorted ``boundaries`` (..., n) below each of ``values`` (..., m), or not above it, in their promoted
-    dtype. NaN is above all numbers, and moves the place of some as in torch."""
+    dtype; NaN is above all numbers."""
     common, shape = torch.result_type(boundaries, values), None
     if not isinstance(values, Tensor):
         values = torch.scalar_tensor(values, dtype=common)
     if boundaries.dim() == 1:
         values, shape = values.reshape(-1), values.shape
-    boundaries, values = boundaries.to(common), values.to(common)
-    count = boundaries.shape[-1]
-    many = count > MOST_COMPARED
-    if many:
-        place = _searched(boundaries, values, right)
+    boundaries, values, dtype = boundaries.to(common), values.to(common), torch.int32 if int32 else torch.int64
+    if boundaries.shape[-1] > MOST_COMPARED:
+        place = _searched(boundaries, values, right).to(dtype)
     else:
-        edges, x = boundaries.unsqueeze(-2), values.unsqueeze(-1)
-        place = _passed(edges, x, right).sum(-1)
-    if common.is_floating_point:
-        if many:
-            infinite = torch.full_like(boundaries.narrow(-1, 0, 1), float("inf"))
-            nans = count - _searched(boundaries, infinite, right=True)
-        else:
-            nans = (edges.isnan() & ~x.isnan()).sum(-1)  # NaN is after all; for each of the values, in the same pass
-        place = _before_nans(place, nans, count, most=count if many else MOST_COMPARED)
-    place = place.to(torch.int32 if int32 else torch.int64)
+        place = _passed(boundaries.unsqueeze(-2), values.unsqueeze(-1), right).sum(-1, dtype=dtype)
     return place if shape is None else place.reshape(shape)
 
 
-def _before_nans(place: Tensor, nans: Tensor, count: Any, most: Any) -> Tensor:
-    """Returns where torch's search ends among ``count`` boundaries, of which the last ``nans`` are NaN.
-
-    It halves what is left and takes NaN for less than any value. While it goes right it reads what stands
-    ``(count + 1) // 2**k`` before the end, for k = 1, 2, ...: where it comes to a NaN before a boundary that is not
-    passed, it ends behind the last one.
-    """
-    whole = torch.scalar_tensor(count + 1, dtype=torch.int64)
-    behind, half = whole, 2
-    while half <= 2 * most:
-        behind = torch.where(whole // half > nans, whole // half, behind)
-        half *= 2
-    return torch.where(place <= whole - 1 - behind, place, whole - 1)
-
-
 def _passed(edges: Tensor, x: Tensor, right: bool) -> Tensor:
-    """Compares: whether an edge comes before ``x``, or not after it where ``right``; NaN is after all numbers."""
+    """Compares: whether an edge comes before ``x``, or not after it where ``right``."""
     passed = ~(edges > x) if right else ~(edges >= x)
-    return passed & (~edges.isnan() | x.isnan()) if edges.is_floating_point() else passed
+    if edges.is_floating_point():
+        passed = passed & (~edges.isnan() | x.isnan()) if right else passed & ~edges.isnan()
+    return passed
 
 
 def _searched(boundaries: Tensor, values: Tensor, right: bool) -> Tensor:
