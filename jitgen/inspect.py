@@ -12,7 +12,6 @@ from jitgen.balance import Balance
 from jitgen.compilers import routes
 from jitgen.errors import JitgenError
 from jitgen.families import registry
-from jitgen.ir.assumptions import assumptions
 from jitgen.ir.program import Alias, Kernel
 from jitgen.pipeline import BuiltKernel
 from jitgen.spec import KernelSource, artifact_key
@@ -98,6 +97,8 @@ class Lowered:
     def explain(self) -> str:
         """Explains in words how many kernels there are and why, what each reads and writes, and what the specialisation
         assumes."""
+        from jitgen.ir.assumptions import assumptions
+
         lowered = self._lowered
         program = lowered.program
         count, temporaries = len(program.kernels), len(program.temporaries)

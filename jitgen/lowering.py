@@ -23,7 +23,6 @@ from jitgen.families.aliasing import read_elsewhere
 from jitgen.fingerprint import code_digest, numeric_facts
 from jitgen.ir import graph as graphs
 from jitgen.ir import symbols
-from jitgen.ir.assumptions import assumptions
 from jitgen.ir.graph import Graph, Guard
 from jitgen.ir.least import least
 from jitgen.ir.program import Kernel, Program, plain
@@ -355,6 +354,8 @@ class Lowered:
 
     def __str__(self) -> str:
         """Describes the specialisation in words: inputs, target, guards."""
+        from jitgen.ir.assumptions import assumptions
+
         inputs = ", ".join(graphs.described_inputs(self.graph, {}))
         guards = "; ".join(assumptions(self.graph.guards))
         return f"({inputs}) for {self.route.target} by {self.route.backend}" + (f" where {guards}" if guards else "")

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jitgen.families.copies import launches
 from jitgen.ir import symbols
 from jitgen.ir.body import WHOLE, Body, Operand
 from jitgen.ir.program import Program
@@ -54,6 +53,8 @@ def read_elsewhere(
 def _stored(body: Body, buffer: int, memory: Strided, environment: Mapping[str, Any]) -> set[Strided | None]:
     """Returns the elements of ``memory`` that ``body`` stores, each after it has read that element of other tensors; of
     a kernel that a user wrote, nobody knows when it reads what."""
+    from jitgen.families.copies import launches
+
     if launches(body):
         return set()
     stores = [operand for operand in body.operands if operand.kind == "store" and operand.buffer == buffer]

@@ -176,11 +176,14 @@ def pairs(
     return result
 
 
-def region_of_rows(result: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover) -> Region:
-    """Makes the region that stores ``result`` as the results ``stores``, of which the codes have ``shape``."""
+def region_of_rows(
+    family: str, result: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover
+) -> Region:
+    """Makes the region of ``family`` that stores ``result`` as the results ``stores``, of which the codes have
+    ``shape``."""
     codes, scales = stored_values(result, stores, result.codes.shape, mover)
     movements = () if result.codes.shape == shape else ((("reshape",), result.codes.shape),)
-    return Region("reduction", row_axes(result.codes.shape, 1), (replace(codes, movements=movements), scales))
+    return Region(family, row_axes(result.codes.shape, 1), (replace(codes, movements=movements), scales))
 
 
 def passes(node: Node) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.ir.program import Kernel
 from jitgen.kernel.entry import Member, places
-from jitgen.kernel.geometry import elements_read
 from jitgen.kernel.operands import addresses, item_size, pointwise_flops
 
 Dim3 = tuple[int, int, int]
@@ -137,6 +136,8 @@ def work(kernel: Kernel, geometries: Sequence[Any], schedule: Any, *, flops: int
         flops: operations of everything else.
         writes: how often each result is written.
     """
+    from jitgen.kernel.geometry import elements_read
+
     addressing = written = 0
     for body, geometry in zip(kernel.bodies, geometries, strict=True):
         flops += pointwise_flops(body.instructions, geometry.elements)

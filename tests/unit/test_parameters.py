@@ -20,7 +20,7 @@ from jitgen.families.family import Question
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
-from jitgen.kernel.geometry import Geometry, touched_of
+from jitgen.kernel.geometry import Geometry, Touched, touched_of
 from jitgen.kernel.launch import work
 from jitgen.kernel.parameters import LAUNCH, Integer, KernelParameters, RegionParameters, declared
 from jitgen.kernel.printed_entry import ON_CPU, map_names, params_of
@@ -163,15 +163,16 @@ def test_memory_that_a_walk_meets_again_is_touched_once() -> None:
     body = Body((), (), (TENSOR, INDEX, CHOSEN, replace(CHOSEN, gathered=0)), ())
     walked = [((4, 0), (5, 1)), ((4, 0), (5, 0)), ((4, 0), (5, 1)), ((4, 0), (5, 1))]
     # A row that all rows read is one; what an index chooses, and what is written, is another element each time.
-    assert touched_of(body, walked) == (5, 1, 20, 20)
+    assert [touched.elements for touched in touched_of(body, walked)] == [5, 1, 20, 20]
 
 
 def test_work_counts_tensors_and_no_indices() -> None:
     body = Body((), (), (TENSOR, INDEX, CHOSEN), ())
-    geometry = replace(FIRST, touched=(5, 1, 20))
+    geometry = replace(FIRST, touched=(Touched(5, 0, 4), Touched(1, 0, 0), Touched(20, 0, 19)))
     kernel = Kernel("name", "family", (body, body), ())
     counted = work(kernel, (geometry, geometry), None, flops=3)
-    assert (counted.moved, counted.written, counted.flops) == (2 * (5 * 4 + 20 * 2), 2 * 20 * 2, 3)
+    # Both bodies read the same elements of the tensor: once.
+    assert (counted.moved, counted.written, counted.flops) == (5 * 4 + 2 * 20 * 2, 2 * 20 * 2, 3)
 
 
 def test_a_tensor_map_is_called_after_its_operand() -> None:

@@ -190,7 +190,7 @@ extern "C" __global__ void jitgen_g(float* x) {{ x[0] = 3.0f; }}
 
 BF16 = torch.bfloat16
 DEALING = {
-    "dense": (F.linear, [TensorSpec((512, 4096), BF16)] * 2),
+    "dense": (F.linear, [TensorSpec((2048, 4096), BF16), TensorSpec((4096, 4096), BF16)]),
     "quantised": (
         *(F.linear, [TensorSpec((512, 4096), BF16), TensorSpec((512, 4096), BF16, format="int4", group_size=128)]),
     ),

@@ -55,7 +55,7 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     others: list[Region] = []
     rest: list[Node | None] = list(results)
     for positions, result in _quantised_rows(results, partition).items():
-        others.append(region_of_rows(result, positions, results[positions[0]].shape, mover))
+        others.append(region_of_rows("reduction", result, positions, results[positions[0]].shape, mover))
         for position in positions:
             rest[position] = None
     for position, node in enumerate(results):
