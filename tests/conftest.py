@@ -165,11 +165,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Takes what is in memory now out of the garbage collector's sight. Going through all of torch and all tests takes
-    half a second, and every refused trace has them gone through (``jitgen/trace/escapes.py``). What is new is gone
-    through when it is more than the default 700 objects, which took a fifteenth of a trace's time."""
+    half a second, and every refused trace has them gone through (``jitgen/trace/escapes.py``)."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
 
 
 FROZEN_AT = 150_000
