@@ -176,9 +176,7 @@ def pairs(
     return result
 
 
-def region_of_rows(
-    family: str, result: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover
-) -> Region:
+def region_of_rows(family: str, result: QuantisedResult, stores: tuple[int, int], shape: Shape, mover: Mover) -> Region:
     """Makes the region of ``family`` that stores ``result`` as the results ``stores``, of which the codes have
     ``shape``."""
     codes, scales = stored_values(result, stores, result.codes.shape, mover)
