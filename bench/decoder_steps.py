@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jitgen
+from bench import llama_block
 from bench.measurement import made, relative_error
 
 LAYERS = 32
@@ -43,19 +44,13 @@ LAYERS = 32
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of a decoder; ``keys``: what a cache has room for, in tokens."""
+class Sizes(llama_block.Sizes):
+    """Of a decoder; ``vocabulary``: rows of the embedding, which is the head."""
 
-    hidden: int = 4096
-    heads: int = 32
-    kv_heads: int = 8
-    width: int = 128
-    inner: int = 14336
     vocabulary: int = 128256
-    keys: int = 1024
 
 
-SMALL = Sizes(256, 4, 2, 64, 512, 1000, 128)
+SMALL = Sizes(256, 4, 2, 64, 512, 128, 1000)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,14 @@ def weights(rows: int, length: int) -> Tensors:
     return codes(rows, length, BLOCK)
 
 
+def of_two_kernels(function: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
+    """The result of ``function``, of which the first kernel quantises what the second multiplies."""
+    low = jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")
+    assert len(low.kernels) == 2, low.explain()
+    (result,) = run(function, *arguments, headers=wgmma_headers())
+    return result
+
+
 CASES = {
     "one": (one, lambda rows: (codes(rows, 256), weights(384, 256), weights(128, 384))),
     "swiglu": (swiglu, lambda rows: (codes(rows, 256), weights(384, 256), weights(384, 256), weights(128, 384))),
@@ -100,9 +108,7 @@ def test_the_chain(case: str, tiles: str, rows: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(wgmma_tiles, "_PROMOTED", others)
     monkeypatch.setattr(wgmma_tiles, "_splitting", lambda tiles, weights: tiles)  # clusters are tested on a device
     arguments = make(rows)
-    low = jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")
-    assert len(low.kernels) == 2, low.explain()
-    (found,) = run(function, *arguments, headers=wgmma_headers())
+    found = of_two_kernels(function, *arguments)
     expected = exact(function, *arguments)
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
 
@@ -126,9 +132,7 @@ def test_a_norm(norm: Callable[..., torch.Tensor], columns: int, dtype: torch.dt
     torch.manual_seed(columns)
     x = torch.randn(5, columns + (not aligned)).to(dtype)[:, :columns]
     gain, weight = torch.rand(columns).to(dtype) + 0.5, weights(128, columns)
-    low = jitgen.jit(norm).lower(x, gain, weight, backend="cuda", target="sm_90a")
-    assert len(low.kernels) == 2, low.explain()
-    (found,) = run(norm, x, gain, weight, headers=wgmma_headers())
+    found = of_two_kernels(norm, x, gain, weight)
     expected = norm(x, gain, weight).double()
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
 
@@ -142,9 +146,7 @@ def test_rows_of_several_dimensions() -> None:
     def norm(x: torch.Tensor, gain: torch.Tensor, weight: Tensors) -> torch.Tensor:
         return rms(x + x.flip(0), gain, weight)
 
-    low = jitgen.jit(norm).lower(x, gain, weight, backend="cuda", target="sm_90a")
-    assert len(low.kernels) == 2, low.explain()
-    (found,) = run(norm, x, gain, weight, headers=wgmma_headers())
+    found = of_two_kernels(norm, x, gain, weight)
     expected = norm(x, gain, weight).double()
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
 
@@ -164,9 +166,7 @@ def test_two_products_of_experts_share_a_kernel() -> None:
         first, second = (torch._grouped_mm(x, w.transpose(-2, -1), offs=ends) for w in (gate, up))
         return F.silu(first) * second
 
-    low = jitgen.jit(gated).lower(x, gate, up, ends, backend="cuda", target="sm_90a")
-    assert len(low.kernels) == 2, low.explain()
-    (found,) = run(gated, x, gate, up, ends, headers=wgmma_headers())
+    found = of_two_kernels(gated, x, gate, up, ends)
     codes, scales = quantised(x.float())
     wide = codes.double() * scales.double().repeat_interleave(BLOCK, 1)
     exact, begin = [], 0
