@@ -182,6 +182,9 @@ def search_failures(
             x = torch.cat([ordered[:: size // 40], many, torch.tensor(edges, dtype=dtype)])
             for name, function in SEARCHES.items():
                 yield judged(f"{name} of {size}", "exact", function, (x, ordered), backend, device)
+            for among in (ordered[:: size // 6], ordered) if dtype.is_floating_point else ():
+                with_nan = among.masked_fill(torch.arange(len(among)) * 3 > len(among) * 2, math.nan)
+                yield judged(f"NaN among {len(among)}", "exact", SEARCHES["bucketize"], (x, with_nan), backend, device)
         rows = torch.randn(2, 3, size).sort()[0]
         yield judged("rows", "exact", SEARCHES["in rows"], (torch.randn(2, 3, 40), rows), backend, device)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jitgen.ir.custom_gradients import with_gradient
-from jitgen.trace.compositions.checks import require_float, require_one_dtype, require_shape
+from jitgen.trace.compositions.checks import reported, require_float, require_one_dtype, require_shape
 from jitgen.trace.table import composition
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -249,12 +249,6 @@ def _labels(input: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
     return target.long()
 
 
-def _reported(label: Tensor, wrong: Tensor) -> Tensor:
-    """Returns ``label``, which makes a kernel on a CPU report an IndexError if an element of ``wrong`` is true. It
-    reads a table of one element, itself 0, at index 1 then."""
-    return label + torch.arange(1)[wrong.long()] if label.device.type == "cpu" else label
-
-
 def _of_class(mask: Tensor, values: Tensor, dim: int) -> Tensor:
     return torch.where(mask, values, 0.0).sum(dim)
 
@@ -314,7 +308,7 @@ def cross_entropy_loss(
     if target.is_floating_point():
         return _of_probabilities(total - shifted, target, weight, reduction, label_smoothing, dim)
     label = _labels(input, target, weight)
-    label = _reported(label, (label != ignore_index) & ~((label >= 0) & (label < input.shape[dim])))
+    label = reported(label, (label != ignore_index) & ~((label >= 0) & (label < input.shape[dim])))
     mask = _mask(input, label)
     known = (label >= 0) & (label < input.shape[dim])
     picked = torch.where(known, _of_class(mask, input, dim) - top.squeeze(dim), math.nan)
@@ -371,7 +365,7 @@ def multi_margin_loss(
     if input.dim() > 2:
         raise ValueError("expected (classes,) or (rows, classes)")
     label, dim = _labels(input, target, weight), min(1, input.dim() - 1)
-    label = _reported(label, ~((label >= 0) & (label < input.shape[dim])))
+    label = reported(label, ~((label >= 0) & (label < input.shape[dim])))
     mask = _mask(input, label)
     known = (label >= 0) & (label < input.shape[dim])
     missed = _positive(margin - _of_class(mask, input, dim).unsqueeze(dim) + input)
@@ -390,7 +384,7 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN)
         input, target = input.reshape(1), target.reshape(1)
     require_shape(target, input.shape, "the target")
     classes = input.shape[-1]
-    target = _reported(target, ~((target >= -1) & (target < classes)))
+    target = reported(target, ~((target >= -1) & (target < classes)))
     named = (target < 0).long().cumsum(-1) == 0
     chosen = (target.unsqueeze(-1) == torch.arange(classes)) & named.unsqueeze(-1)
     other = ~chosen.any(-2, keepdim=True)

@@ -74,6 +74,21 @@ def test_accesses_are_16_bytes_wide(backend: str, dtype: torch.dtype, shape) -> 
     assert re.search(r"STG\.\S*128", sass)
 
 
+@pytest.mark.parametrize("boundaries", [1024, 70001])
+def test_a_search_compiles_in_seconds(boundaries: int, own_store) -> None:
+    """A search that was written out once in each step of another took minutes; it is 0.1 and 0.7 s here."""
+    search = jitgen.jit(lambda x, edges: torch.bucketize(x, edges, right=True))
+    specs = TensorSpec((4000,), torch.float32), TensorSpec((boundaries,), torch.float32)
+    seconds: list[float] = []
+    unsubscribe = jitgen.on_compile(lambda event: seconds.append(event.seconds))
+    try:
+        search.lower(*specs, target="sm_90a", backend="cuda").compile()
+    finally:
+        unsubscribe()
+    (taken,) = seconds
+    assert taken < 20
+
+
 def test_unaligned_operands_are_not_read_16_bytes_at_a_time() -> None:
     spec = TensorSpec(("M",), torch.bfloat16, alignment=2)
     sass = jitgen.jit(lambda x: x * 2).lower(spec, target="sm_90a").compile().asm["sass"]

@@ -170,7 +170,32 @@ def test_numbers_and_values_of_another_dtype_are_placed_in_the_promoted_one(righ
             assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("right", [False, True])
+def test_places_among_boundaries_that_end_in_nan(right: bool) -> None:
+    """torch's search takes NaN for less than a value: where it reads one, it ends behind the last."""
+    function = lambda x, s: torch.searchsorted(s, x, right=right)  # noqa: E731
+    run = jitgen.jit(function)
+    for count in (1, 2, 4, 7, 1024, 1025, 1034, 2047):
+        x = torch.cat([torch.arange(-1.0, count), torch.tensor([math.inf, -math.inf, math.nan])])
+        for nans in {0, 1, min(3, count), count // 3, count}:
+            boundaries = torch.arange(float(count)).masked_fill(torch.arange(count) >= count - nans, math.nan)
+            assert torch.equal(run(x, boundaries), function(x, boundaries)), (count, nans)
+
+
 @pytest.mark.parametrize("bins", [100, 2000])
 def test_histc_counts_a_number_that_is_rounded_to_the_end(bins: int) -> None:
     x = torch.tensor([1 - 2**-24, 1.0, -1.0, math.nan, math.inf])
     assert torch.equal(jitgen.jit(lambda x: torch.histc(x, bins, -1, 1))(x), torch.histc(x, bins, -1, 1))
+
+
+@pytest.mark.parametrize("bins", [10, 2000])
+def test_histc_without_bounds_refuses_what_is_not_finite(bins: int) -> None:
+    run = jitgen.jit(lambda x: torch.histc(x, bins))
+    x = torch.randn(30)
+    assert torch.equal(run(x), torch.histc(x, bins))
+    for value in (math.inf, -math.inf, math.nan):
+        x[7] = value
+        with pytest.raises(RuntimeError):
+            torch.histc(x, bins)
+        with pytest.raises(IndexError, match=__file__):
+            run(x)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitgen.trace.compositions.checks import require_float, require_rank, require_shape
+from jitgen.trace.compositions.checks import reported, require_float, require_rank, require_shape
 from jitgen.trace.compositions.pointwise import floating
 from jitgen.trace.table import composition
 
@@ -52,26 +52,58 @@ def isin(
 
 def _position(boundaries: Tensor, values: Any, right: bool, int32: bool) -> Tensor:
     """Counts the sorted ``boundaries`` (..., n) below each of ``values`` (..., m), or not above it, in their promoted
-    dtype; NaN is above all numbers."""
+    dtype. NaN is above all numbers, and moves the place of some as in torch."""
     common, shape = torch.result_type(boundaries, values), None
     if not isinstance(values, Tensor):
         values = torch.scalar_tensor(values, dtype=common)
     if boundaries.dim() == 1:
         values, shape = values.reshape(-1), values.shape
-    boundaries, values, dtype = boundaries.to(common), values.to(common), torch.int32 if int32 else torch.int64
-    if boundaries.shape[-1] > MOST_COMPARED:
-        place = _searched(boundaries, values, right).to(dtype)
+    boundaries, values = boundaries.to(common), values.to(common)
+    count = boundaries.shape[-1]
+    if count > MOST_COMPARED:
+        place = _searched(boundaries, values, right)
+        if common.is_floating_point:
+            place = _behind_nan_read(boundaries, place)
     else:
-        place = _passed(boundaries.unsqueeze(-2), values.unsqueeze(-1), right).sum(-1, dtype=dtype)
+        edges, x = boundaries.unsqueeze(-2), values.unsqueeze(-1)
+        place = _passed(edges, x, right).sum(-1)
+        if common.is_floating_point:
+            # NaN is after all; the boundaries that are NaN are counted for each of the values, in the same pass.
+            place = _behind_nans(place, (edges.isnan() & ~x.isnan()).sum(-1), count)
+    place = place.to(torch.int32 if int32 else torch.int64)
     return place if shape is None else place.reshape(shape)
 
 
+def _behind_nans(place: Tensor, nans: Tensor, count: Any) -> Tensor:
+    """Returns where torch's search ends among ``count`` boundaries, of which the last ``nans`` are NaN.
+
+    It halves what is left and takes NaN for less than any value. While it goes right it reads what stands
+    ``(count + 1) // 2**k`` before the end, for k = 1, 2, ...: where it comes to a NaN before a boundary that is not
+    passed, it ends behind the last one.
+    """
+    whole = torch.scalar_tensor(count + 1, dtype=torch.int64)
+    behind, half = whole, 2
+    while half <= 2 * MOST_COMPARED:
+        behind = torch.where(whole // half > nans, whole // half, behind)
+        half *= 2
+    return torch.where(place <= whole - 1 - behind, place, whole - 1)
+
+
+def _behind_nan_read(boundaries: Tensor, place: Tensor) -> Tensor:
+    """Computes ``_behind_nans`` by reading the first of those boundaries that is not before ``place``."""
+    count, half = boundaries.shape[-1], 2
+    whole, behind = torch.scalar_tensor(count + 1, dtype=torch.int64), torch.zeros_like(place)
+    while half <= 2 * count:
+        behind = torch.maximum(behind, torch.where(whole // half <= count - place, whole // half, 0))
+        half *= 2
+    read = boundaries.gather(-1, (count - behind).clamp(max=count - 1))
+    return torch.where(read.isnan(), count, place)
+
+
 def _passed(edges: Tensor, x: Tensor, right: bool) -> Tensor:
-    """Compares: whether an edge comes before ``x``, or not after it where ``right``."""
+    """Compares: whether an edge comes before ``x``, or not after it where ``right``; NaN is after all numbers."""
     passed = ~(edges > x) if right else ~(edges >= x)
-    if edges.is_floating_point():
-        passed = passed & (~edges.isnan() | x.isnan()) if right else passed & ~edges.isnan()
-    return passed
+    return passed & (~edges.isnan() | x.isnan()) if edges.is_floating_point() else passed
 
 
 def _searched(boundaries: Tensor, values: Tensor, right: bool) -> Tensor:
@@ -131,6 +163,8 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     x = input.reshape(-1)
     if low == high and x.shape[0]:
         low, high = x.amin(), x.amax()
+        if not whole:
+            low = reported(low, ~(low.isfinite() & high.isfinite()))  # torch's error: such a range is not finite
         low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
     elif low == high:
         low, high = low - 1, high + 1
