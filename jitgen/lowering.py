@@ -100,12 +100,14 @@ class Partitioned:
     dialect: str
     preferred: str = ""
 
-    def applies_to(self, environment: Mapping[str, Any], caller_output: bool, device: Device) -> bool:
-        """Returns whether partitioning again, for a call of these sizes, would give this program.
+    def applies_to(
+        self, environment: Mapping[str, Any], memory: Sequence[Memory], caller_output: bool, device: Device
+    ) -> bool:
+        """Returns whether partitioning again, for a call of these sizes and inputs, would give this program.
 
         A request key must not depend on which calls a process made before. So a program is reused only where it follows
-        from the guards and from the families' recorded decisions; one that depends on the strides of the call it was
-        made for is never reused.
+        from the guards, from the families' recorded decisions and from how the inputs lie that they asked about; one
+        that depends on the strides of the call it was made for otherwise is never reused.
         """
         program = self.program
         return (
@@ -113,6 +115,7 @@ class Partitioned:
             and self.dialect == device.dialect
             and not (caller_output and program.returns_temporaries)
             and all(guard.holds(dict(environment)) for guard in self.guards)
+            and all(question.at(memory, environment) == answer for question, answer in program.lines)
             and all(
                 registry.decision(family, question.at(environment), device) == decision
                 for family, question, decision in program.decisions
@@ -131,9 +134,8 @@ def partition(
     from jitgen.families.partition import program_of  # decorating a function does not need it
 
     guards = Guards(environment, graph.guards)
-    read = [memory_.view for memory_ in memory]
     written = [None if memory_ is None else memory_.view for memory_ in out]
-    program = program_of(graph, guards.decide, environment, read, device, written)
+    program = program_of(graph, guards.decide, environment, memory, device, written)
     return Partitioned(program, tuple(guards), device.dialect)
 
 

@@ -115,7 +115,7 @@ def _lower(
     """Lowers ``graph`` by ``route`` itself."""
     device, caller_output = route.device, any(memory is not None for memory in out)
     for earlier in known:
-        if earlier.applies_to(environment, caller_output, device):
+        if earlier.applies_to(environment, memory, caller_output, device):
             try:
                 return _lower_partitioned(graph, earlier, environment, memory, route, out)
             except NotViewable:  # a reshape needs a copy at these strides; it needed none in the earlier calls

@@ -1,22 +1,73 @@
-"""Answers where the tensors of one call lie, and records whether a partition follows from that.
+"""Answers where the tensors of one call lie, and records what of a partition follows from that.
 
-Strides of a call only decide what needs a copy, before or after. A partition that has asked is valid for calls of the
-same strides alone.
+Strides of a call only decide what needs a copy, before or after. A partition that has asked for the lines of matrices
+is valid for calls of the same answers (``LinesOf``); after any other question, for calls of the same strides alone.
 
 Neighbours: ``families/partition.py`` makes one for each graph; families ask it as ``Partition.memory``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from jitgen.ir import symbols
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
 from jitgen.ir.graph import Movement, Node, Shape
 from jitgen.ir.nodes import INPUT, IOTA, VIEW
-from jitgen.ir.views import NotViewable, Strided, apply, contiguous_strides
-from jitgen.kernel.operands import channels_last_memory, locate, ordered_like, output_strides
+from jitgen.ir.views import ACCESS_BYTES, Memory, NotViewable, Strided, apply, contiguous_strides
+from jitgen.kernel.operands import channels_last_memory, item_size, locate, ordered_like, output_strides
+
+
+class Lines(NamedTuple):
+    """Says how matrices (..., rows, columns) lie in memory.
+
+    Attributes:
+        along: "columns" where the elements of a row are neighbours, "rows" where those of a column are, or "" for
+            neither, and where elements are repeated or no strides describe the matrices.
+        unit: the bytes, a power of two, that lines begin at multiples of.
+    """
+
+    along: str
+    unit: int
+
+    @property
+    def are_mapped(self) -> bool:
+        """Returns whether a tensor map describes the matrices."""
+        return bool(self.along) and self.unit == ACCESS_BYTES
+
+
+@dataclass(frozen=True)
+class LinesOf:
+    """Asks for the lines of an input, or of a view of one.
+
+    Attributes:
+        number: of the input.
+        movements: from the input to its view.
+        dtype: of an element.
+        unit: the largest that is of interest.
+    """
+
+    number: int
+    movements: tuple[Movement, ...]
+    dtype: str
+    unit: int = ACCESS_BYTES
+
+    def at(self, inputs: Sequence[Memory], environment: Mapping[str, Any]) -> Lines:
+        """Answers for a call whose ``inputs`` lie so."""
+        memory = inputs[self.number]
+        try:
+            view = locate(self.movements, memory.view, environment)
+        except NotViewable:
+            return Lines("", 1)
+        *batch, outer, inner = view.strides
+        if 0 in (outer, inner) or 1 not in (outer, inner):
+            return Lines("", 1)
+        along, step = ("columns", outer) if inner == 1 else ("rows", inner)
+        size = item_size(self.dtype)
+        return Lines(along, math.gcd(self.unit, memory.alignment, *(size * s for s in (view.offset, step, *batch))))
 
 
 class CallMemory:
@@ -26,14 +77,15 @@ class CallMemory:
         environment: a value for every symbol.
         inputs: the strides of every input.
         out: for each result, the memory of the caller's ``out=`` tensor, if there is one.
-        is_general: whether nothing that was asked depends on strides.
+        is_general: whether nothing that was asked depends on strides, besides ``asked``.
+        asked: the answers of questions for lines.
     """
 
-    def __init__(
-        self, environment: Mapping[str, Any], inputs: Sequence[Strided], out: Sequence[Strided | None]
-    ) -> None:
-        self.environment, self.inputs, self.out = environment, inputs, out
+    def __init__(self, environment: Mapping[str, Any], inputs: Sequence[Memory], out: Sequence[Strided | None]) -> None:
+        self.environment, self.inputs, self.out = environment, [memory.view for memory in inputs], out
         self.is_general = True
+        self.asked: dict[LinesOf, Lines] = {}
+        self._inputs = inputs
 
     def depends_on_strides(self) -> None:
         """Records that the partition is valid only for calls with these strides."""
@@ -75,6 +127,17 @@ class CallMemory:
             sizes = self._sizes(node.shape)
             return Strided(sizes, tuple(int(dim == node.attrs.dim) for dim in range(len(sizes))))
         return self.contiguous(node.shape)
+
+    def lines(self, node: Node, unit: int = ACCESS_BYTES) -> Lines:
+        """Returns how the matrices ``node`` lie, with units up to ``unit``. The answer is recorded where they are an
+        input, or views of one; how what a program computes lies follows from its sizes."""
+        base = node.under_views
+        if base.kind is INPUT and base.attrs.number < len(self._inputs):
+            question = LinesOf(base.attrs.number, node.movements, node.dtype, unit)
+            self.asked[question] = question.at(self._inputs, self.environment)
+            return self.asked[question]
+        computed = Memory(self.contiguous(base.shape))
+        return LinesOf(0, node.movements, node.dtype, unit).at([computed], self.environment)
 
     def located(self, movements: Sequence[Movement], memory: Strided) -> Strided | None:
         """Returns what ``movements`` of ``memory`` are; None where no strides describe it."""

@@ -38,14 +38,14 @@ from jitgen.ir.graph import Builder, Graph, Node
 from jitgen.ir.index import Index
 from jitgen.ir.program import Buffer, Kernel, Program
 from jitgen.ir.regions import Region, renumbered, without_results
-from jitgen.ir.views import Decide, Mover, Strided
+from jitgen.ir.views import Decide, Memory, Mover, Strided
 
 
 def program_of(
     graph: Graph,
     decide: Decide,
     environment: Mapping[str, Any],
-    memory: Sequence[Strided],
+    memory: Sequence[Memory],
     device: Device,
     out: Sequence[Strided | None] = (),
 ) -> Program:
@@ -54,7 +54,7 @@ def program_of(
     Args:
         decide: decides (and records) symbolic comparisons on which the partition depends.
         environment: a value for every symbol, from the call at hand.
-        memory: the strides of every input of that call. They only decide what needs a copy, before or after.
+        memory: strides and alignment of every input of that call. They only decide what needs a copy, before or after.
         device: the device that the kernels are for.
         out: for each result, the memory of the caller's ``out=`` tensor, if there is one; then no temporary can be
             returned in place of a result.
@@ -251,6 +251,7 @@ class Partitioner:
             tuple((family, question, decision) for (family, question), decision in self.claims.decisions.items()),
             general=self.memory.is_general and self.mover.general,
             rewrites=tuple(self.mover.fired),
+            lines=tuple(self.memory.asked.items()),
         )
         program = without_copies(program, self.memory)
         assert not (any(self.memory.out) and program.returns_temporaries), "a result is not in the caller's out="

@@ -162,8 +162,9 @@ class Program:
         kernels: in launch order.
         decisions: (family, question, answer) of every decision on sizes that the program depends on.
         rewrites: the names of the rewrites that were done before anything was claimed (``ir/patterns.py``).
-        general: whether the program follows from the graph, its guards and ``decisions``. False where it also depends
-            on the strides of the call that it was made for.
+        general: whether the program follows from the graph, its guards, ``decisions`` and ``lines``. False where it
+            also depends on the strides of the call that it was made for.
+        lines: (question, answer) of how matrices lie in memory that the program depends on.
     """
 
     name: str
@@ -176,6 +177,7 @@ class Program:
     decisions: tuple[tuple[str, Any, Decision], ...] = ()
     general: bool = True
     rewrites: tuple[str, ...] = ()
+    lines: tuple[tuple[Any, Any], ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that every kernel writes elements of the size that its buffers have."""

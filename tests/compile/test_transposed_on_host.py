@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import orders, wgmma_tiles
 from jitgen.families.gemm.mainloops import WgmmaDense
 from tests.compile.test_grouped_on_host import wgmma_headers
 from tests.cuda_on_host import run
@@ -48,6 +49,30 @@ def test_against_float64(tile: WgmmaDense, of: str, monkeypatch: pytest.MonkeyPa
     wanted = FUNCTIONS[of](x.double(), w.double())
     (found,) = run(FUNCTIONS[of], x, w, headers=wgmma_headers())
     # Half a unit in the last place of bfloat16.
+    assert float((found.double() - wanted).norm() / wanted.norm()) < 2.0**-8
+
+
+SLICES: dict[str, Callable[..., Any]] = {
+    "begins at 8 bytes": lambda x: x[:, 4:204],
+    "rows at multiples of 8 bytes": lambda x: F.pad(x, (0, 4))[:, :200],
+    "no multiple of 8 columns": lambda x: x[:, :197],
+    "step": lambda x: x[:, :200:2],
+}
+
+
+@pytest.mark.parametrize("of", SLICES)
+@pytest.mark.quick(where=lambda of: of == "begins at 8 bytes")
+def test_slices(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices are read as they lie or copied, whichever takes less; here copies cost nothing."""
+    monkeypatch.setattr(wgmma_tiles, "_DENSE", TILES[:1])
+    monkeypatch.setattr(wgmma_tiles, "_DENSE_OF_MANY_ROWS", ())
+    monkeypatch.setattr(orders, "SLOWER", 1e9)
+    x = SLICES[of](torch.randn(136, 208, dtype=torch.bfloat16))
+    w = torch.randn(136, 136, dtype=torch.bfloat16)
+    low = jitgen.jit(FUNCTIONS["both"]).lower(x, w, backend="cuda", target="sm_90a")
+    assert low.lowered.schedules[-1].path == "wgmma_dense"
+    wanted = x.double().mT @ w.double()
+    (found,) = run(FUNCTIONS["both"], x, w, headers=wgmma_headers())
     assert float((found.double() - wanted).norm() / wanted.norm()) < 2.0**-8
 
 

@@ -326,8 +326,7 @@ def test_a_backward_computes_each_product_once(backend: str, target: str, batch:
 
 
 def test_a_transposed_activation_is_read_as_it_lies_by_tensor_maps() -> None:
-    """The gradient of a result is an argument of the backward, and transposed the activation of a weight's gradient.
-    Where tensor maps do not describe it so, it is copied if its product is worth it."""
+    """The gradient of a result is an argument of the backward, and transposed the activation of a weight's gradient."""
 
     def gradient(dy: Any, x: Any) -> Any:
         return dy.mT @ x
@@ -340,12 +339,69 @@ def test_a_transposed_activation_is_read_as_it_lies_by_tensor_maps() -> None:
     assert [kernel.family for kernel in low.lowered.program.kernels] == ["gemm"]
     assert low.lowered.schedules[0].path == "wgmma_dense"
     assert "x_transposed = true" in low.source
-    ragged = spec(512, 4100), spec(512, 4096)
-    assert families(*ragged) == ["elementwise", "gemm"]
-    assert "copied before its product: " in lowered(gradient, *ragged).explain()
-    assert families(spec(64, 260), spec(64, 256)) == ["gemm"]
     assert families(*[spec(512, 4096, dtype=single)] * 2) == ["gemm"]
     assert families(*[spec(512, 4096)] * 2, backend="triton") == ["gemm"]
+
+
+def _at(offset: int, rows: int, columns: int, stride: int) -> torch.Tensor:
+    """Returns a matrix whose rows begin ``stride`` elements apart, the first one ``offset`` elements into a buffer."""
+    return torch.empty(offset + rows * stride, dtype=half).as_strided((rows, columns), (stride, 1), offset)
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "columns", "path", "copied"),
+    [
+        ("some columns of an aligned one", _at(0, 512, 4092, 4104), 4096, "wgmma_dense", False),
+        ("one that begins at 8 bytes", _at(4, 512, 4096, 4104), 4096, "wgmma_dense", True),
+        ("lines that begin at multiples of 8 bytes", _at(0, 512, 4096, 4100), 4096, "wgmma_dense", True),
+        ("the same, too few for a copy", _at(4, 64, 256, 264), 256, "dense", False),
+        ("M that no copy aligns, for too few columns to transpose it", _at(0, 512, 4100, 4100), 4096, "dense", False),
+        ("M that no copy aligns, for many columns", _at(0, 512, 4100, 4100), 14336, "wgmma_dense", True),
+        ("neither M nor K", _at(0, 511, 4100, 4100), 14336, "dense", False),
+    ],
+)
+def test_where_slices_of_a_transposed_activation_begin_decides(
+    name: str, activation: torch.Tensor, columns: int, path: str, copied: bool
+) -> None:
+    """Tensor maps describe what begins, line by line, at multiples of 16 bytes; a copy is worth it or not."""
+    weight = spec(len(activation), columns)
+    low = lowered(lambda x, w: x.mT @ w, activation, weight)
+    assert [kernel.family for kernel in low.lowered.program.kernels] == ["elementwise"] * copied + ["gemm"], name
+    assert low.lowered.schedules[-1].path == path
+    assert ("copied before its product: " in low.explain()) == copied
+
+
+def test_slices_of_other_activations() -> None:
+    """Along K, and of quantised weights, whose kernels read an activation along K alone."""
+
+    def path(function: Any, x: torch.Tensor, w: Any) -> str:
+        return jitgen.jit(function).lower(x, w, backend="cuda", target="sm_90a").lowered.schedules[-1].path
+
+    weight = spec(4096, 2048, format="int4", group_size=128)
+    assert path(F.linear, _at(4, 2048, 4096, 4104), spec(4096, 4096)) == "wgmma_dense"
+    assert path(F.linear, _at(4, 2048, 4096, 4104), _at(4, 4096, 4096, 4104)) == "dense"
+    assert path(F.linear, _at(4, 2048, 2048, 2056), weight) == "wgmma_quantized"
+    assert path(lambda x, w: F.linear(x.mT, w), _at(0, 2048, 512, 512), weight) == "mma"
+
+
+def test_a_plan_follows_from_where_its_own_call_begins() -> None:
+    """So that a request key does not depend on the calls before."""
+
+    def gradient(dy: Any, x: Any) -> Any:
+        return dy.mT @ x
+
+    weight, function = spec(512, 4096), jitgen.jit(gradient)
+    activations = [_at(0, 512, 4096, 4104), _at(4, 512, 4096, 4104), _at(0, 512, 4096, 4096), _at(0, 512, 4092, 4104)]
+    plans = [function.lower(x, weight, backend="cuda", target="sm_90a") for x in activations]
+    for x, plan in zip(activations, plans, strict=True):
+        alone = jitgen.jit(gradient).lower(x, weight, backend="cuda", target="sm_90a")
+        assert plan.lowered.key == alone.lowered.key
+    whole = plans[0].lowered.partitioned
+    applies = [
+        whole.applies_to(plan.lowered.environment, plan.lowered.memories[:2], False, plan.lowered.route.device)
+        for plan in plans
+    ]
+    assert applies == [True, False, True, True]
 
 
 def test_a_gradient_that_two_products_read_is_stored_once() -> None:

@@ -342,7 +342,10 @@ def test_a_program_serves_other_sizes_where_the_same_is_decided_of_its_prologues
     )
     alike = {
         other.memories[0].view.sizes[0]: few.partitioned.applies_to(
-            {"s0_0": other.memories[0].view.sizes[0], "s0_1": K, "s1_0": N, "s1_1": K}, False, few.route.device
+            {"s0_0": other.memories[0].view.sizes[0], "s0_1": K, "s1_0": N, "s1_1": K},
+            other.memories[:2],
+            False,
+            few.route.device,
         )
         for other in (more, many)
     }

@@ -233,7 +233,7 @@ def test_program_of_a_graph_made_by_hand() -> None:
         "sin", (builder.make("add", (x, builder.const(1.0, "float32")), "float32", (n,)),), "float32", (n,)
     )
     graph = Graph("plain", (InputSpec("float32", (n,)),), (y,))
-    program = program_of(graph, lambda condition: bool(condition), {"s0_0": 5}, [Strided((5,), (1,))], CPU)
+    program = program_of(graph, lambda condition: bool(condition), {"s0_0": 5}, [Memory(Strided((5,), (1,)))], CPU)
     operations = [instruction.op for instruction in program.kernels[0].bodies[0].instructions]
     assert operations == ["load", "const", "add", "sin", "store"]
 

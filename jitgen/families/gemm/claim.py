@@ -199,9 +199,7 @@ def _with_operands_in_memory(
             x, _, *groups = node.inputs
             computed = _prologue(node, results)
             fused = computed is not None and partition.decide("gemm", computed).fused
-            if x.is_in_memory and is_copied(node, partition):
-                x = materialize(x)
-            elif not fused and not x.is_in_memory:
+            if is_copied(node, partition) if x.is_in_memory else not fused:
                 x = activation_in_its_order(node, partition, materialize)
             divided = [operand if operand.is_in_memory else materialize(operand) for operand in groups]
             operands = (x, _weight_in_memory(node, partition, materialize), *divided)
