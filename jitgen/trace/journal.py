@@ -7,7 +7,8 @@ under the locks that the function holds. They are taken back where the call rais
 ``lower`` and ``bind``.
 
 Other threads may change the same objects meanwhile. So only what is still as the function left it is taken back, key by
-key, and no container is empty for a moment.
+key, and no container is empty for a moment. What they wrote between the two comparisons, while the function ran, counts
+as the function's: who wrote it cannot be seen afterwards.
 
 Neighbours: ``places.py`` says what can change; ``kept.py`` describes tensors of the trace in changes, and
 ``escapes.py`` refuses what it cannot describe; ``call/resolver.py`` keeps a trace with changes for one call alone, so
