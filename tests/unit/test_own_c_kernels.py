@@ -221,6 +221,12 @@ def test_sizes_and_remedies_of_launches_in_functions(language: str) -> None:
         ("while (s) --s; for (int i = 0; i < n; ++i) if (i) { HOOK }", False),
         ("do { HOOK } while (n);", False),
         ("while (s) --s; HOOK while (n) HOOK", False),
+        ("while (s) --s; for (int i = 0; i < n; ++i) if constexpr (true) s += x[i]; else HOOK", False),
+        ("for (int i = 0; i < n; ++i) if constexpr (true) { s += x[i]; } HOOK", True),
+        ("while (s) --s; while (n) if consteval { --n; } else HOOK", False),
+        ("while (s) --s; while (n) if !consteval { --n; } HOOK", True),
+        ("while (s) --s; while (n) if (s) [[likely]] { --n; } else HOOK", False),
+        ("for (int i = 0; i < n; ++i)\n#pragma unroll\nfor (int j = 0; j < n; ++j) { s += x[i]; }\nHOOK", True),
     ],
 )
 def test_what_is_stored_behind_loops(body: str, is_behind: bool) -> None:

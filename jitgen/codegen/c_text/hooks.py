@@ -73,18 +73,29 @@ def _loops(tokens: Sequence[Token]) -> list[range]:
 
 def _end_of_statement(tokens: Sequence[Token], number: int) -> int:
     """Returns the place of the last token of the statement at ``number``."""
+    while number < len(tokens) and (tokens[number].kind == "directive" or _is_attribute(tokens, number)):
+        number = closing_of(tokens, number) + 1
     first = tokens[number].text if number < len(tokens) else ""
     if first == "{":
         return closing_of(tokens, number)
     if first == "do":
         return _end_of_statement(tokens, number + 1)
     if first in ("for", "while", "if", "switch"):
-        end = _end_of_statement(tokens, closing_of(tokens, number + 1) + 1)
+        condition = number + 1
+        while condition < len(tokens) and tokens[condition].text in ("constexpr", "consteval", "!"):
+            condition += 1
+        has_one = condition < len(tokens) and tokens[condition].text == "("  # ``if consteval`` has none
+        end = _end_of_statement(tokens, closing_of(tokens, condition) + 1 if has_one else condition)
         has_else = first == "if" and end + 1 < len(tokens) and tokens[end + 1].text == "else"
         return _end_of_statement(tokens, end + 2) if has_else else end
     while number < len(tokens) and tokens[number].text != ";":
         number = closing_of(tokens, number) + 1
     return number
+
+
+def _is_attribute(tokens: Sequence[Token], number: int) -> bool:
+    """Returns whether an attribute, such as ``[[likely]]``, begins at ``number``."""
+    return [token.text for token in tokens[number : number + 2]] == ["[", "["]
 
 
 def _reached(tokens: Sequence[Token], macros: Mapping[str, list[Token]]) -> dict[str, list[Token]]:
