@@ -23,10 +23,11 @@ inline void copy_commit() {}
 template <int pending>
 void copy_wait() {}
 
-// Threads of this block that have come to a named barrier. Blocks run one after another, and some may have left
-// arrivals behind that nobody waited for.
+// Threads of this block that have come to a named barrier, or to those of their warp. Blocks run one after another, and
+// some may have left arrivals behind that nobody waited for.
+constexpr int barrier_ids = 16;
 inline int& arrivals(int id) {
-  static int counts[16];
+  static int counts[barrier_ids + most_threads / 32];
   static dim block;
   if (memcmp(&block, &blockIdx, sizeof(dim)) != 0) {
     memset(counts, 0, sizeof(counts));
@@ -34,14 +35,21 @@ inline int& arrivals(int id) {
   }
   return counts[id];
 }
+// A warp by itself waits without a barrier's id, as on a GPU.
+template <int threads>
+int& arrivals_among(int id) {
+  if (threads == 32) return arrivals(barrier_ids + running / 32);
+  if (id < 1 || id >= barrier_ids) give_up("a named barrier that no GPU has");
+  return arrivals(id);
+}
 template <int threads>
 void group_arrive(int id) {
-  ++arrivals(id);
+  ++arrivals_among<threads>(id);
 }
 template <int threads>
 void group_barrier(int id, const char* name) {
-  const int enough = (arrivals(id)++ / threads + 1) * threads;
-  for (int turns = 0; arrivals(id) < enough; ++turns) {
+  const int enough = (arrivals_among<threads>(id)++ / threads + 1) * threads;
+  for (int turns = 0; arrivals_among<threads>(id) < enough; ++turns) {
     if (turns == most_turns) give_up(name);
     pause();
   }
