@@ -211,7 +211,8 @@ def m_t(trace: Trace, input: Node) -> Node:
 
 @row("flip")
 def flip(trace: Trace, input: Node, *dims: Any) -> Node:
-    for flipped in dimensions(input, listed(dims)):
+    flipped_dims = dimensions(input, listed(dims))
+    for flipped in flipped_dims if input.shape else ():  # dimension 0 of a 0-d tensor is none
         last = symbols.sub(input.shape[flipped], 1)
         input = view(trace, input, ("slice", flipped, last, -1), input.shape)
     return input

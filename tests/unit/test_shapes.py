@@ -87,6 +87,12 @@ def test_empty() -> None:
     check(lambda x: x.add_(1), torch.empty(0))
 
 
+@pytest.mark.parametrize("dims", [(), 0, -1, (0,)])
+def test_a_tensor_without_dimensions_is_flipped(dims: Any) -> None:
+    x = torch.randn(())
+    assert torch.equal(jitgen.jit(lambda x: x.flip(dims) + 1)(x), x + 1)
+
+
 def test_zero_dimensional() -> None:
     x, y = torch.tensor(3.0), data(4)
     check(lambda x, y: (x * 2, x + y, x[None] * y, x.reshape(1), x.unsqueeze(0), torch.stack([x, x])), x, y)
