@@ -1,6 +1,6 @@
 """Moves every view of a graph to its inputs, which is where a kernel can read it by strides.
 
-What several views read, and what a graph both returns and reads, is stored first (``several_views.py``). An expression
+What several views read, and some products that a graph both returns and reads, are stored first (``several_views.py``). An expression
 that reads more tensors than a kernel may is divided. An argument whose elements are replaced before anyone reads them
 again is itself what later nodes read.
 
@@ -21,7 +21,7 @@ from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, topological, walked
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, SCALAR, VIEW
+from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, REDUCE, SCALAR, VIEW
 from jitgen.ir.regions import MAX_READS
 from jitgen.ir.symbols import Scalar
 
@@ -92,7 +92,7 @@ def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partiti
     changed = changes_of(graph, index)
     early = {number: changed.chains[number] for number in changed.early}
     states = {node: state for node, state in changed.states.items() if state.argument in early}
-    stored = returned_products(graph, index) | stored_values(index, partition, sizes.same)
+    stored = returned_products(graph, index, sizes) | stored_values(index, partition, sizes.same)
     stored |= around_convolutions(index, graph.results) | frozenset(map(id, changed.stored))
 
     def chosen_again(gather: Node, source: Node) -> bool:
@@ -223,14 +223,23 @@ class _Rebuilt:
         return self._reads[root]
 
 
-def returned_products(graph: Graph, index: Index) -> frozenset[int]:
-    """Returns the ids of products that ``graph`` returns and also reads with more than an epilogue between: they are in
-    memory anyway, and a kernel that reads such a product behind a reduction, a slice or another product would compute
-    it again. A backward's saved products are such results."""
-    return frozenset(id(node) for node in graph.outputs if node.kind in PRODUCTS and _is_read_elsewhere(node, index))
+def returned_products(graph: Graph, index: Index, sizes: EqualSizes) -> frozenset[int]:
+    """Returns the ids of products that ``graph`` returns and that are stored before anything is computed of them, as a
+    backward's saved products are: those of which other products would be made, because a view that leaves out or
+    repeats elements moves to their operands, and those that attention would compute again in its own kernel."""
+    products = (node for node in graph.outputs if node.kind in PRODUCTS)
+    return frozenset(id(product) for product in products if _is_computed_again(product, index, sizes))
 
 
-def _is_read_elsewhere(product: Node, index: Index) -> bool:
-    """Returns whether anything but pointwise operations and views of all elements is computed of ``product``."""
-    epilogue = index.reached([product], lambda node: node is not product and not keeps_all_elements(node))
-    return any(user not in epilogue for node in epilogue for user in index.users[node])
+def _is_computed_again(product: Node, index: Index, sizes: EqualSizes) -> bool:
+    """Returns whether anything but pointwise operations, views of all elements, products and reductions reads
+    ``product``, or a softmax does."""
+
+    def ends(node: Node) -> bool:
+        is_same = node.under_expand is not node and sizes.same(node.under_expand.shape, node.shape)
+        return node is not product and not is_same and not keeps_all_elements(node)
+
+    epilogue = index.reached([product], ends)
+    kinds = {user.kind for node in epilogue for user in index.users[node] if user not in epilogue}
+    is_softmax = REDUCE in kinds and any(node.op in ("exp", "exp2") for node in epilogue)
+    return is_softmax or not kinds <= {*PRODUCTS, REDUCE}

@@ -325,6 +325,31 @@ def test_a_backward_computes_each_product_once(backend: str, target: str, batch:
     assert backward.balance.operations_ratio <= 1.1, str(backward.balance)
 
 
+@pytest.mark.parametrize(("name", "kernels"), [("Llama", 9), ("Qwen3", 11), ("Phi", 7)])
+def test_a_forward_of_training_computes_activations_in_epilogues(name: str, kernels: int) -> None:
+    """The products that its backward reads are second results of the kernels that complete what the forward reads."""
+    layer = LAYERS[name]
+    arguments = [torch.empty(one.shape, dtype=half, requires_grad=True) for one in layer.specs(512)]
+    balance = lowered(layer.function, *arguments).balance
+    assert balance.kernels <= kernels, str(balance)
+    assert balance.operations_ratio <= 1.01, str(balance)
+
+
+RETURNED: dict[str, tuple[Callable[..., Any], int]] = {
+    "an activation": (lambda x, w: ((y := x @ w), torch.relu(y) @ w), 2),
+    "the mean of rows": (lambda x, w: ((y := x @ w), y.float().mean(-1)), 2),
+    "a slice, which would be a product of a slice": (lambda x, w: ((y := x @ w), y[:, :64].relu() @ w[:64]), 3),
+    "a softmax, beside which attention would compute it": (lambda x, w: ((y := x @ w), torch.softmax(y, -1) @ w), 3),
+}
+
+
+@pytest.mark.parametrize("of", RETURNED)
+def test_a_product_that_is_returned_and_read_is_computed_once(of: str) -> None:
+    function, kernels = RETURNED[of]
+    balance = lowered(function, square, square).balance
+    assert (balance.kernels, round(balance.operations_ratio, 1)) == (kernels, 1.0), str(balance)
+
+
 def test_a_transposed_activation_is_read_as_it_lies_by_tensor_maps() -> None:
     """The gradient of a result is an argument of the backward, and transposed the activation of a weight's gradient."""
 
