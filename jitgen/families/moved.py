@@ -1,8 +1,8 @@
 """Moves every view of a graph to its inputs, which is where a kernel can read it by strides.
 
-What several views read, and some products that a graph both returns and reads, are stored first (``several_views.py``). An expression
-that reads more tensors than a kernel may is divided. An argument whose elements are replaced before anyone reads them
-again is itself what later nodes read.
+What several views read (``several_views.py``), and some products that a graph both returns and reads, are stored first.
+An expression that reads more tensors than a kernel may is divided. An argument whose elements are replaced before
+anyone reads them again is itself what later nodes read.
 
 Neighbours: ``ir/views.py`` moves one view; ``families/partition.py`` partitions what comes out.
 """
