@@ -1,6 +1,6 @@
 """Composes torch's losses of other torch functions.
 
-``torch.nn.functional`` has Python functions around them, whose bodies are traced (``trace/bodies.py``): these know of
+``torch.nn.functional`` has Python functions around them, whose bodies are traced (``trace/table.py``): these know of
 ``size_average``, of weights that are multiplied at the end, and of many arguments that are refused. The functions here
 are the C++ ones behind them, whose ``reduction`` is a number.
 """

@@ -7,7 +7,10 @@ torch's name for the operation. ``find`` maps every spelling to it: ``torch.exp`
 
 A qualified name is for the function of one namespace, ``Tensor.where`` for the method; ``_nn`` and ``_VF`` are the C++
 functions behind those of ``torch.nn.functional`` and ``torch.functional``, and ``aten`` those of ``torch.ops.aten``. A
-function of torch that is written in Python needs no row: its body is traced (``trace/bodies.py``).
+function of torch that is written in Python needs no row: its body is traced. It begins with ``if
+has_torch_function(...): return handle_torch_function(...)``, which is how the trace comes to see it; what is traced is
+the same code with a ``has_torch_function`` that says no. The torch functions that it calls are intercepted like those
+of the user, so its checks of arguments are torch's own.
 
 Rows are in the modules of ``ROW_MODULES``, which are imported at the first look-up.
 """
@@ -16,14 +19,16 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable
+import pkgutil
+import types
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 
-from jitgen.trace.bodies import body
+from jitgen.trace import compositions
 
 
 @dataclass(frozen=True)
@@ -80,36 +85,28 @@ def row(
     proxies: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function as the row of torch's ``names``; what may return an argument itself is a view too."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in names:
-            ROWS[name] = Row(
-                function, view or itself, itself, copied, inplace=inplace, weights=weights, proxies=proxies
-            )
-        return function
-
-    return register
+    return _registers(
+        names, is_view=view or itself, itself=itself, copied=copied, inplace=inplace, weights=weights, proxies=proxies
+    )
 
 
 def composition(
     *names: str, view: bool = False, itself: bool = False, copied: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function of tensors, written in torch functions that have rows, as torch's ``names``."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in names:
-            ROWS[name] = Row(function, view or itself, itself, copied, composed=True)
-        return function
-
-    return register
+    return _registers(names, is_view=view or itself, itself=itself, copied=copied, composed=True)
 
 
 def of_lists(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function of lists of tensors, written in torch functions of one, as torch's ``names``."""
+    return _registers(names, of_lists=True)
+
+
+def _registers(names: Sequence[str], **attributes: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a decorator that enters a function under ``names``, with these attributes of ``Row``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in names:
-            ROWS[name] = Row(function, of_lists=True)
+        ROWS.update(dict.fromkeys(names, Row(function, **attributes)))
         return function
 
     return register
@@ -198,13 +195,23 @@ def _method(name: str) -> Row | None:
     return _qualified("Tensor", name) or _body(getattr(torch.Tensor, name, None))
 
 
+_WRITTEN_IN_PYTHON = ("torch.nn.functional", "torch.functional", "torch._tensor")
+_INTERCEPTED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@cache
 def _body(function: Any) -> Row | None:
-    function_ = body(function)
-    return (
-        Row(function_, weights=function is torch.nn.functional.embedding, composed=True, python=True)
-        if function_
-        else None
+    """Returns the row of a Python function of torch: its own code, which runs on proxies; None for another function."""
+    if not isinstance(function, types.FunctionType) or function.__module__ not in _WRITTEN_IN_PYTHON:
+        return None
+    if not any(name in function.__code__.co_names for name in _INTERCEPTED):
+        return None
+    variables = {**function.__globals__, **dict.fromkeys(_INTERCEPTED, lambda *_: False)}
+    body = types.FunctionType(
+        function.__code__, variables, function.__name__, function.__defaults__, function.__closure__
     )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return Row(body, weights=function is torch.nn.functional.embedding, composed=True, python=True)
 
 
 @cache
@@ -267,26 +274,8 @@ ROW_MODULES += (
     "sorting",
     "strides",
 )
-ROW_MODULES += tuple(
-    f"compositions.{name}"
-    for name in (
-        "convolutions",
-        "diagonals",
-        "grids",
-        "interpolation",
-        "matrices",
-        "normalizations",
-        "placing",
-        "pointwise",
-        "pooling",
-        "reductions",
-        "sampling",
-        "searching",
-        "shapes",
-        "special",
-    )
-)
-"""The modules of this package that register rows."""
+ROW_MODULES += tuple(f"compositions.{module.name}" for module in pkgutil.iter_modules(compositions.__path__))
+"""The modules of this package that register rows; all of ``compositions/`` may."""
 
 
 @cache
