@@ -124,11 +124,7 @@ class Partitioned:
 
 
 def partition(
-    graph: Graph,
-    environment: Mapping[str, Any],
-    memory: Sequence[Memory],
-    device: Device,
-    out: Sequence[Memory | None],
+    graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], device: Device, out: Sequence[Memory | None]
 ) -> Partitioned:
     """Divides ``graph`` into kernels; each belongs to one family."""
     from jitgen.families.partition import program_of  # decorating a function does not need it

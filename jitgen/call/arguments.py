@@ -41,11 +41,7 @@ class Parameters:
         return bound.args, bound.kwargs
 
     def flatten(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        layout_of: Callable[[Any], str],
-        in_place: bool = True,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], layout_of: Callable[[Any], str], in_place: bool = True
     ) -> Arguments:
         """Flattens the arguments of a call.
 

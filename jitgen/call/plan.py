@@ -194,11 +194,7 @@ class LaunchPlan:
         return described_results(self._resolver.name, bound.lowered) is not None
 
     def _start(
-        self,
-        bound: BoundLaunch,
-        captured: Sequence[torch.Tensor],
-        call: Call,
-        out: Sequence[torch.Tensor],
+        self, bound: BoundLaunch, captured: Sequence[torch.Tensor], call: Call, out: Sequence[torch.Tensor]
     ) -> Any:
         inputs = [*call.tensors, *captured]
         refuse_tangents(self._resolver.name, (*inputs, *out))

@@ -19,12 +19,7 @@ from jitgen.quant.qtensor import QTensor
 
 GO_BY_TENSORS = "correct it, or pass config={} to go by the tensors alone"
 """What to do where a config and the tensors beside it differ."""
-_SCALES = {
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.float8_e4m3fn: "e4m3",
-}
+_SCALES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float8_e4m3fn: "e4m3"}
 """The kinds of scales that a reader may find beside codes of any format. Bytes are powers of two in formats of fixed
 blocks alone; beside integers they may be anything."""
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

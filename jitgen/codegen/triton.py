@@ -68,21 +68,13 @@ ROWS: dict[str, str | dict[str, str]] = {
         "uint8": "unsigned_divide({0}, {1})",
     },
     "trunc_divide": {"int": "int_trunc_divide({0}, {1})", "uint8": "unsigned_divide({0}, {1})"},
-    "fmod": {
-        "float": "libdevice.fmod({0}, {1})",
-        "int": "int_fmod({0}, {1})",
-        "uint8": "unsigned_remainder({0}, {1})",
-    },
+    "fmod": {"float": "libdevice.fmod({0}, {1})", "int": "int_fmod({0}, {1})", "uint8": "unsigned_remainder({0}, {1})"},
     "remainder": {
         "float": "float_remainder({0}, {1})",
         "int": "int_remainder({0}, {1})",
         "uint8": "unsigned_remainder({0}, {1})",
     },
-    "pow": {
-        "float": "libdevice.pow({0}, {1})",
-        "int": "int_pow({0}, {1})",
-        "uint8": "unsigned_pow({0}, {1})",
-    },
+    "pow": {"float": "libdevice.pow({0}, {1})", "int": "int_pow({0}, {1})", "uint8": "unsigned_pow({0}, {1})"},
     "atan2": "libdevice.atan2({0}, {1})",
     "copysign": "libdevice.copysign({0}, {1})",
     "minimum": {
@@ -150,10 +142,7 @@ ROWS: dict[str, str | dict[str, str]] = {
     "ge": {"float": "({0} >= {1})", "int": "({0} >= {1})", "bool": "({0} | ~{1})"},
     "isnan": "({0} != {0})",
     "isinf": '(tl.abs({0}) == float("inf"))',
-    "signbit": {
-        "float32": "({0}.to(tl.int32, bitcast=True) < 0)",
-        "float64": "({0}.to(tl.int64, bitcast=True) < 0)",
-    },
+    "signbit": {"float32": "({0}.to(tl.int32, bitcast=True) < 0)", "float64": "({0}.to(tl.int64, bitcast=True) < 0)"},
     # bits and logic
     "bitwise_and": "({0} & {1})",
     "bitwise_or": "({0} | {1})",

@@ -21,12 +21,7 @@ ROUTES = {
 }
 """The module of the compiler for each (backend, compiler). The first compiler of a backend is its default."""
 
-_KINDS = {
-    "cpp": ("cpu",),
-    "cuda": ("cuda",),
-    "cutlass": ("cuda",),
-    "triton": ("cuda", "hip", "interpreter"),
-}
+_KINDS = {"cpp": ("cpu",), "cuda": ("cuda",), "cutlass": ("cuda",), "triton": ("cuda", "hip", "interpreter")}
 
 
 def default_compiler(backend: str) -> str:

@@ -149,11 +149,7 @@ def _without_store(body: Body, buffer: int) -> Body:
     used = sorted({i.attr for i in left if i.op in _OF_OPERANDS})
     operands = {old: new for new, old in enumerate(used)}
     instructions = tuple(
-        replace(
-            i,
-            args=tuple(positions[a] for a in i.args),
-            attr=operands[i.attr] if i.op in _OF_OPERANDS else i.attr,
-        )
+        replace(i, args=tuple(positions[a] for a in i.args), attr=operands[i.attr] if i.op in _OF_OPERANDS else i.attr)
         for i in left
     )
     return replace(body, operands=tuple(body.operands[n] for n in used), instructions=instructions)

@@ -195,10 +195,7 @@ class RowGradients:
     """
 
     def __init__(
-        self,
-        products: Sequence[Weighted],
-        value: Callable[[Node], Any],
-        shape: Callable[[Node], tuple[Any, ...]],
+        self, products: Sequence[Weighted], value: Callable[[Node], Any], shape: Callable[[Node], tuple[Any, ...]]
     ):
         self._value, self._shape = value, shape
         self._results = {id(product.result): product for product in products}

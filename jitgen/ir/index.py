@@ -98,11 +98,7 @@ class Reach:
     """
 
     def __init__(
-        self,
-        index: Index,
-        sources: Iterable[Node],
-        is_source: Callable[[Node], bool],
-        stops: Callable[[Node], bool],
+        self, index: Index, sources: Iterable[Node], is_source: Callable[[Node], bool], stops: Callable[[Node], bool]
     ):
         self._index, self._is_source, self._stops = index, is_source, stops
         self._reached = index.reached(sources, stops)

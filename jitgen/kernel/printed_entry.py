@@ -28,12 +28,7 @@ CHECK_WIDTH = 112
 _CODES = {"float32": "f", "float64": "d", "int64": "q"}
 _ROLES = {"load": "input", "gather": "gathered", "store": "result", "iota": "index"}
 """Names of the roles that are no names for a tensor."""
-_LOOSE = {
-    "sizes": "size",
-    "columns": "columns",
-    "batch": "batch_size",
-    "groups": "group_size",
-}
+_LOOSE = {"sizes": "size", "columns": "columns", "batch": "batch_size", "groups": "group_size"}
 _LOOSE |= {"gathered_sizes": "chosen_size", "gathered_strides": "chosen_stride", "depths": "depth", "widths": "width"}
 """Names of the kernel's integers, by the attribute of the geometry that has one for each dimension."""
 

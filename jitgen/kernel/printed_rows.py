@@ -139,11 +139,7 @@ class RowContext(KernelContext):
 
 
 def row_attributes(
-    kernel: Kernel,
-    layout: RowLayout,
-    parameters: KernelParameters,
-    values: Mapping[int, str],
-    dialect: Dialect,
+    kernel: Kernel, layout: RowLayout, parameters: KernelParameters, values: Mapping[int, str], dialect: Dialect
 ) -> dict[str, Any]:
     """Returns the attributes of a ``RowContext``; ``values`` are the names of operands' values."""
     (body,) = kernel.bodies

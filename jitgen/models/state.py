@@ -51,13 +51,7 @@ MAX_DEPTH = 6
 """Steps from a module's attribute to what is compared of a plain object, such as a configuration."""
 MOST_OBJECTS = 4096
 """Modules and objects that are followed from one module; with more it stays as it is."""
-_HOOKS = (
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_compiled_call_impl",
-)
+_HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
 """Attributes of a module that are empty where nothing runs around its forward."""
 _FOLLOWED = (SimpleNamespace, argparse.Namespace, UserDict)
 """Classes of the standard library whose attributes are followed; of others, such as loggers, nothing is."""

@@ -32,17 +32,7 @@ from jitgen.errors import FormatError
 from jitgen.quant import layouts
 from jitgen.quant.activations import check_activation
 from jitgen.quant.decode import decode_rows, row_chunks
-from jitgen.quant.formats import (
-    E8M0_BIAS,
-    SCALES,
-    Float,
-    Format,
-    Integer,
-    check_group_size,
-    find,
-    geometry,
-    round_up,
-)
+from jitgen.quant.formats import E8M0_BIAS, SCALES, Float, Format, Integer, check_group_size, find, geometry, round_up
 from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.qtensor import QTensor
 

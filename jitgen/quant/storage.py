@@ -35,9 +35,7 @@ class Stored:
 
 
 pytree.register_pytree_node(
-    Stored,
-    lambda stored: (list(stored.tensors), stored.token),
-    lambda tensors, token: Stored(tuple(tensors), token),
+    Stored, lambda stored: (list(stored.tensors), stored.token), lambda tensors, token: Stored(tuple(tensors), token)
 )
 
 

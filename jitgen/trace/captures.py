@@ -33,16 +33,7 @@ import torch
 
 from jitgen.errors import TraceError
 from jitgen.trace import contents, modes
-from jitgen.trace.captured import (
-    GUARDED,
-    MISSING,
-    Captured,
-    attribute,
-    cell,
-    derived,
-    item,
-    variable,
-)
+from jitgen.trace.captured import GUARDED, MISSING, Captured, attribute, cell, derived, item, variable
 from jitgen.trace.journal import Journal
 from jitgen.trace.kernels.triton_module import constants_read, is_launcher
 from jitgen.trace.location import quote

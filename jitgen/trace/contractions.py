@@ -26,14 +26,7 @@ from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, view
 from jitgen.trace.reductions import reduce, sum_
 from jitgen.trace.table import row
-from jitgen.trace.typing import (
-    broadcast_shapes,
-    expand,
-    pointwise,
-    require_computable,
-    require_range,
-    result_dtype,
-)
+from jitgen.trace.typing import broadcast_shapes, expand, pointwise, require_computable, require_range, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace

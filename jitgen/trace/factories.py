@@ -127,13 +127,7 @@ def as_tensor(trace: Trace, data: Any, dtype: Any = None, device: Any = None) ->
 
 @row("arange")
 def arange(
-    trace: Trace,
-    *bounds: Any,
-    start: Any = 0,
-    end: Any = None,
-    step: Any = 1,
-    dtype: Any = None,
-    device: Any = None,
+    trace: Trace, *bounds: Any, start: Any = 0, end: Any = None, step: Any = 1, dtype: Any = None, device: Any = None
 ) -> Node:
     """Computes start + step * index. With integers and a step of 1 the length may be symbolic; otherwise it is
     guarded."""

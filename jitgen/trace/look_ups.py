@@ -105,7 +105,6 @@ def _is_users() -> bool:
 
 
 _BUILTINS = Replaced(
-    builtins,
-    {"getattr": _reported_getattr, "hasattr": _reported_hasattr, "vars": _reported_vars, "dir": _reported_dir},
+    builtins, {"getattr": _reported_getattr, "hasattr": _reported_hasattr, "vars": _reported_vars, "dir": _reported_dir}
 )
 _ENVIRONMENT = Replaced(os._Environ, {"__getitem__": _reported_environ_item, "__iter__": _reported_environ_names})

@@ -91,11 +91,7 @@ def binary_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = 
 
 @composition("torch.binary_cross_entropy_with_logits")
 def binary_cross_entropy_with_logits(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = MEAN,
+    input: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
     """Computes ``(1 - target) * input - logsigmoid(input)``, a form that does not overflow; in the dtype of
     ``target``."""
@@ -130,12 +126,7 @@ def poisson_nll_loss(
 
 @composition("F.gaussian_nll_loss")
 def gaussian_nll_loss(
-    input: Tensor,
-    target: Tensor,
-    var: Any,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
     """Computes the loss, which is NaN where a variance is negative."""
     if not isinstance(var, Tensor):
@@ -263,11 +254,7 @@ def _averaged(loss: Tensor, counted: Tensor, label: Tensor, class_weight: Tensor
 
 @composition("_nn.nll_loss_nd", "_nn.nll_loss", "_nn.nll_loss2d")
 def nll_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = -100,
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN, ignore_index: int = -100
 ) -> Tensor:
     """Computes the loss; a class out of range is an IndexError from a kernel on a CPU, and NaN from one on a GPU."""
     require_float(input)
@@ -350,12 +337,7 @@ def _positive(missed: Tensor) -> Tensor:
 
 @composition("_nn.multi_margin_loss")
 def multi_margin_loss(
-    input: Tensor,
-    target: Tensor,
-    p: Any = 1,
-    margin: float = 1.0,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
+    input: Tensor, target: Tensor, p: Any = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
     """Computes the loss; a class out of range is an IndexError from a kernel on a CPU, and NaN from one on a GPU."""
     require_float(input)

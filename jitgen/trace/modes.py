@@ -145,8 +145,7 @@ _AUTOCAST = "is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype
 _READ["get_float32_matmul_precision"] = float32_matmul_precision
 _READ |= dict.fromkeys((*_AUTOCAST, "is_autocast_cpu_enabled"), autocast.settings)
 _READ |= dict.fromkeys(
-    ("backends", "flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled"),
-    flags,
+    ("backends", "flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled"), flags
 )
 _READ["geterr"] = _numpy_errors
 """Names by which user code reads modes, and what reads the same."""

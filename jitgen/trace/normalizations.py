@@ -18,16 +18,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.movement import to_shape
 from jitgen.trace.numbers import unwrap
-from jitgen.trace.reductions import (
-    Dims,
-    as_float,
-    average,
-    broadcast_like,
-    dims_of,
-    p_norm,
-    reduce,
-    squeeze_reduced,
-)
+from jitgen.trace.reductions import Dims, as_float, average, broadcast_like, dims_of, p_norm, reduce, squeeze_reduced
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (

@@ -98,12 +98,7 @@ def _slots(owner: type) -> list[str]:
 
 
 def names_of(
-    path: str,
-    kind: str,
-    owner: Any,
-    variables: dict[str, Any] | None,
-    is_wanted: Callable[[str], bool],
-    name: str = "",
+    path: str, kind: str, owner: Any, variables: dict[str, Any] | None, is_wanted: Callable[[str], bool], name: str = ""
 ) -> Place:
     """Makes a place of names and their values, which are written one by one.
 

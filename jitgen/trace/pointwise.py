@@ -107,10 +107,7 @@ BITWISE = {
     "bitwise_or": ("bitwise_or", "__or__"),
     "bitwise_xor": ("bitwise_xor", "__xor__"),
 }
-SHIFTS = {
-    "left_shift": ("bitwise_left_shift", "__lshift__"),
-    "right_shift": ("bitwise_right_shift", "__rshift__"),
-}
+SHIFTS = {"left_shift": ("bitwise_left_shift", "__lshift__"), "right_shift": ("bitwise_right_shift", "__rshift__")}
 
 
 def _register() -> None:

@@ -357,14 +357,7 @@ def _norm_slope(trace: Trace, input: Node, norm: Node, p: float) -> Node:
 
 
 @row("norm")
-def norm(
-    trace: Trace,
-    input: Node,
-    p: Any = "fro",
-    dim: Dims = None,
-    keepdim: bool = False,
-    dtype: Any = None,
-) -> Node:
+def norm(trace: Trace, input: Node, p: Any = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Node:
     input, dims = as_float(trace, input, dtype), dims_of(input, dim)
     return squeeze_reduced(trace, p_norm(trace, input, p, dims), dims, keepdim)
 

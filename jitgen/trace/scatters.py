@@ -19,14 +19,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace.derivatives import with_gradient
-from jitgen.trace.gathers import (
-    Chosen,
-    along,
-    at_least_1d,
-    first_elements,
-    from_end,
-    require_index,
-)
+from jitgen.trace.gathers import Chosen, along, at_least_1d, first_elements, from_end, require_index
 from jitgen.trace.indexing import refuse_nested, viewed_by
 from jitgen.trace.movement import dimension, flatten, to_shape, unsqueeze, view
 from jitgen.trace.pieces import placed

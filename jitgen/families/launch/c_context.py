@@ -139,12 +139,7 @@ def _arguments(kernel: Kernel, layout: Layout, spelled: dict[str, str], dialect:
 
 
 def _rule(
-    rule: Rule,
-    is_store: bool,
-    layout: RuleLayout,
-    body: Body,
-    dialect: Dialect,
-    spelled: dict[str, str],
+    rule: Rule, is_store: bool, layout: RuleLayout, body: Body, dialect: Dialect, spelled: dict[str, str]
 ) -> dict[str, Any]:
     """Presents the function of a rule, which gets an element's index, row and column."""
     text = printed(rule.instructions, dialect, coarse=body.coarse)

@@ -13,14 +13,7 @@ from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.launch import NAME, c_context, splices
 from jitgen.families.launch.body import Rule, at_the_call
-from jitgen.families.launch.layout import (
-    Layout,
-    RuleLayout,
-    launched,
-    parameter_of,
-    parameters,
-    passed_integers,
-)
+from jitgen.families.launch.layout import Layout, RuleLayout, launched, parameter_of, parameters, passed_integers
 from jitgen.families.launch.schedule import Schedule, explain
 from jitgen.ir.body import Body
 from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, TENSOR

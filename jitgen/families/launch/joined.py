@@ -382,10 +382,7 @@ class _Forms:
             expands: whether names that are no pointers are replaced too.
         """
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            return [
-                *self._summands(node.left, parameter, expands),
-                *self._summands(node.right, parameter, expands),
-            ]
+            return [*self._summands(node.left, parameter, expands), *self._summands(node.right, parameter, expands)]
         if isinstance(node, ast.Name) and node.id == parameter:
             if parameter in self.stored:
                 raise _Apart(f"{parameter} itself is advanced")

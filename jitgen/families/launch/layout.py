@@ -147,12 +147,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Launch
 
 
 def _rule_layout(
-    rule: Rule,
-    body: Body,
-    views: Sequence[Strided],
-    environment: Mapping[str, Any],
-    ruled: list[int],
-    is_triton: bool,
+    rule: Rule, body: Body, views: Sequence[Strided], environment: Mapping[str, Any], ruled: list[int], is_triton: bool
 ) -> RuleLayout:
     """Lays out the operands of ``rule``; the integers that it takes are added to ``ruled``."""
     operands = rule.operands

@@ -79,11 +79,7 @@ def facts(problem: Problem, device: Device) -> Mapping[str, Any] | None:
 
 
 def launch(
-    kernel: Kernel,
-    layouts: Sequence[Layout],
-    geometries: Sequence[LaunchGeometry],
-    schedule: Schedule,
-    device: Device,
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[LaunchGeometry], schedule: Schedule, device: Device
 ) -> LaunchShape:
     """Launches the grid of the configuration.
 

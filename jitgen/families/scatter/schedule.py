@@ -39,11 +39,7 @@ def candidates(problem: Any, device: Device) -> tuple[Schedule, ...]:
 
 
 def launch(
-    kernel: Kernel,
-    layouts: Sequence[Layout],
-    geometries: Sequence[ScatterGeometry],
-    schedule: Schedule,
-    device: Device,
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[ScatterGeometry], schedule: Schedule, device: Device
 ) -> LaunchShape:
     """Launches a thread for each index of the grid dimensions."""
     (layout,), (geometry,) = layouts, geometries

@@ -12,22 +12,10 @@ from typing import Any
 
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, Printed, printed
-from jitgen.families.attention.backward.context import (
-    Backward,
-    Result,
-    bounds,
-    functions_of,
-    merged,
-)
+from jitgen.families.attention.backward.context import Backward, Result, bounds, functions_of, merged
 from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.pairs import BOTH, Rule, rule_of
-from jitgen.families.attention.backward.wgmma import (
-    Roles,
-    WgmmaSchedule,
-    left_operands,
-    roles,
-    tile_operands,
-)
+from jitgen.families.attention.backward.wgmma import Roles, WgmmaSchedule, left_operands, roles, tile_operands
 from jitgen.families.attention.rule.bounds import known_ends, without_conditions
 from jitgen.families.attention.rule.context import Operand, numbered, of_scores
 from jitgen.families.attention.rule.cuda import WORDS, coordinates, parameters_of, run

@@ -97,10 +97,7 @@ def _merged(gather: Node, shape: Shape, mover: Mover) -> Node | None:
     position = make("iota", (), dtype, shape, (at,))
     size = builder.scalar(length, dtype) if not isinstance(length, int) else builder.const(length, dtype)
     number = make("floor_divide", (position, size), dtype, shape)
-    chosen = {
-        block: number,
-        along: make("sub", (position, make("mul", (number, size), dtype, shape)), dtype, shape),
-    }
+    chosen = {block: number, along: make("sub", (position, make("mul", (number, size), dtype, shape)), dtype, shape)}
     indices = [_reindexed(index, block, along, chosen, shape, mover) for index in gather.inputs[1:]]
     if any(index is None for index in indices):
         return None

@@ -42,10 +42,7 @@ class DecodeSchedule(TileSchedule):
 
     is_persistent = False
 
-    sentence = (
-        "mma.sync, {block_m} rows a block, {warps} warps, tiles of {block_n} keys",
-        *TileSchedule.shared_words,
-    )
+    sentence = ("mma.sync, {block_m} rows a block, {warps} warps, tiles of {block_n} keys", *TileSchedule.shared_words)
     config = ("warps", "row_tiles", "ahead", "depth", "width", "most_splits", "whole", "masked")
     warps: int
     row_tiles: int

@@ -10,14 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from jitgen.families.attention.forward.match import (
-    Attention,
-    is_copy,
-    maxima,
-    row_sources,
-    spread_rows,
-    sums,
-)
+from jitgen.families.attention.forward.match import Attention, is_copy, maxima, row_sources, spread_rows, sums
 from jitgen.families.attention.rule.heads import shared_heads, split_shape
 from jitgen.families.attention.rule.region import RegionBuilder, stops
 from jitgen.families.family import Partition
@@ -29,13 +22,7 @@ from jitgen.ir.graph import Node, Shape, topological
 from jitgen.ir.nodes import CAST, GATHER, INPUT, VIEW
 from jitgen.ir.regions import Axis, Region, Stage, Store
 
-STAGES = (
-    Stage("contract", ("d",)),
-    Stage("map"),
-    Stage("reduce", ("n",), 2),
-    Stage("contract", ("n",)),
-    Stage("map"),
-)
+STAGES = (Stage("contract", ("d",)), Stage("map"), Stage("reduce", ("n",), 2), Stage("contract", ("n",)), Stage("map"))
 """Scores, what is computed of them, the two reductions of a softmax, the products with values, and an epilogue."""
 
 

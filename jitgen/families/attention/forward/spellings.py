@@ -180,9 +180,7 @@ maximum = row_max(scores).named("maximum")
 maximum_of_keys = row_max(keys).named("maximum")
 zero = ZERO.named("zero")
 softmax = operation(
-    "mul",
-    exp(scores - spread(maximum)).named("power"),
-    reciprocal(spread(row_sum(power)).named("row_sum")),
+    "mul", exp(scores - spread(maximum)).named("power"), reciprocal(spread(row_sum(power)).named("row_sum"))
 ).named("probabilities")
 
 KEY_FACTORS = Rewrites(

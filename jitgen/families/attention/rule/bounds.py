@@ -114,10 +114,7 @@ _CONDITIONS = {
     "eq": ("({a} <= {d}) & ({c} <= {b})", "({a} == {b}) & ({c} == {d}) & ({a} == {c})"),
     "ne": ("({a} != {b}) | ({c} != {d}) | ({a} != {c})", "({a} > {d}) | ({c} > {b})"),
 }
-_LOGIC = {
-    "bitwise_and": ("{a} & {c}", "{b} & {d}"),
-    "bitwise_or": ("{a} | {c}", "{b} | {d}"),
-}
+_LOGIC = {"bitwise_and": ("{a} & {c}", "{b} & {d}"), "bitwise_or": ("{a} | {c}", "{b} | {d}")}
 _SMALL = 2**31
 """A product of two integers below it fits an int64."""
 
@@ -192,10 +189,7 @@ def bounds_of(instructions: Sequence[Instruction], known: Mapping[int, Ends], wo
 
 
 def vanishing_of(
-    instructions: Sequence[Instruction],
-    roots: Sequence[int],
-    known: Mapping[int, Ends],
-    words: Words,
+    instructions: Sequence[Instruction], roots: Sequence[int], known: Mapping[int, Ends], words: Words
 ) -> Bounds:
     """Computes the bounds of values that are computed from exponentials of scores, at the positions ``roots``:
     ``hidden`` says whether they are 0 everywhere in a tile. The other arguments are those of ``bounds_of``."""

@@ -29,7 +29,7 @@ from jitgen.kernel.printed_entry import member_of
 LEVELS = ("task", "row", "key", "both")
 """What a value of a tile may depend on besides the task: a row of the block, a streamed row, or both."""
 SCORE_ROWS: Mapping[str, Mapping[str, Row]] = {
-    "cuda": {"tanh": {"float32": "jitgen::tanh_of_score({0})", "float": "jitgen::tanh({0})"}},
+    "cuda": {"tanh": {"float32": "jitgen::tanh_of_score({0})", "float": "jitgen::tanh({0})"}}
 }
 """Rows of a dialect in place of its own where a score is computed, whose absolute error counts."""
 

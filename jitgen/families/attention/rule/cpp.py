@@ -62,12 +62,7 @@ def load(operand: Operand, row: str, index: str) -> dict[str, str]:
     row."""
     name = f"from{operand.index}"
     expression = operand.neighbour(name, _step(operand, index))
-    return {
-        "start": operand.begin(name, row),
-        "type": operand.type,
-        "value": operand.value,
-        "expression": expression,
-    }
+    return {"start": operand.begin(name, row), "type": operand.type, "value": operand.value, "expression": expression}
 
 
 def store(operand: Operand, row: str, index: str) -> dict[str, str]:

@@ -129,9 +129,7 @@ def _kept_by(problem: RowProblem, holder: Holder) -> ResidentRows | None:
     several_blocks = unroll * vector <= FEW_ELEMENTS or problem.device.target.has_warpgroup_products
     blocks = holder.multiprocessor_threads // schedule.block_threads if several_blocks else 1
     schedule = replace(
-        schedule,
-        rows_per_iteration=rows_per_iteration(problem, schedule),
-        blocks_per_multiprocessor=max(1, blocks),
+        schedule, rows_per_iteration=rows_per_iteration(problem, schedule), blocks_per_multiprocessor=max(1, blocks)
     )
     return with_deferred_loads(problem, with_prefetch(problem, schedule))
 

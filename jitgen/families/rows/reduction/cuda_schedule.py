@@ -218,12 +218,7 @@ def reread_by_block(kernel: Kernel, layout: RowLayout, geometry: RowGeometry, de
     return reread(RowProblem(kernel, layout, geometry, device))
 
 
-POLICIES = (
-    single_online_pass,
-    persistent_clusters,
-    resident,
-    reread,
-)
+POLICIES = (single_online_pass, persistent_clusters, resident, reread)
 """The policies for several passes in the order in which they are asked; the last applies to every row."""
 
 
