@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,45 +56,43 @@ def _without_power(beta: float, step: Any) -> Any:
     return -torch.expm1(_wide(step) * math.log(beta)) if beta > 0 else 1.0
 
 
-def _adam(decoupled: bool) -> Callable[..., None]:
-    def fused(
-        self: Tensors,
-        grads: Tensors,
-        exp_avgs: Tensors,
-        exp_avg_sqs: Tensors,
-        max_exp_avg_sqs: Tensors,
-        state_steps: Tensors,
-        *,
-        lr: Any,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
-        maximize: bool,
-        grad_scale: Any = None,
-        found_inf: Any = None,
-    ) -> None:
-        step = _Step(maximize, grad_scale, found_inf)
-        named = {"self": self, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
-        named |= {"state_steps": state_steps, "max_exp_avg_sqs": max_exp_avg_sqs if amsgrad else exp_avg_sqs}
-        for parameter, grad, mean, square, count, largest in _lists(named):
-            gradient, value = step.gradient(grad), _wide(parameter)
-            if weight_decay and decoupled:
-                value = value - lr * weight_decay * value
-            elif weight_decay:
-                gradient = gradient + weight_decay * value
-            new_mean = torch.lerp(_wide(mean), gradient, 1 - beta1)
-            new_square = _wide(square) * beta2 + (1 - beta2) * gradient * gradient
-            greatest = torch.maximum(_wide(largest), new_square) if amsgrad else new_square
-            root = greatest.sqrt() / _without_power(beta2, count) ** 0.5 + eps
-            step.store(parameter, value - lr / _without_power(beta1, count) * new_mean / root)
-            step.store(mean, new_mean)
-            step.store(square, new_square)
-            if amsgrad:
-                step.store(largest, greatest)
-
-    return fused
+def _adam(
+    self: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    max_exp_avg_sqs: Tensors,
+    state_steps: Tensors,
+    *,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: Any = None,
+    found_inf: Any = None,
+    decoupled: bool,
+) -> None:
+    step = _Step(maximize, grad_scale, found_inf)
+    named = {"self": self, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
+    named |= {"state_steps": state_steps, "max_exp_avg_sqs": max_exp_avg_sqs if amsgrad else exp_avg_sqs}
+    for parameter, grad, mean, square, count, largest in _lists(named):
+        gradient, value = step.gradient(grad), _wide(parameter)
+        if weight_decay and decoupled:
+            value = value - lr * weight_decay * value
+        elif weight_decay:
+            gradient = gradient + weight_decay * value
+        new_mean = torch.lerp(_wide(mean), gradient, 1 - beta1)
+        new_square = _wide(square) * beta2 + (1 - beta2) * gradient * gradient
+        greatest = torch.maximum(_wide(largest), new_square) if amsgrad else new_square
+        root = greatest.sqrt() / _without_power(beta2, count) ** 0.5 + eps
+        step.store(parameter, value - lr / _without_power(beta1, count) * new_mean / root)
+        step.store(mean, new_mean)
+        step.store(square, new_square)
+        if amsgrad:
+            step.store(largest, greatest)
 
 
 def _sgd(
@@ -155,7 +154,7 @@ def _register(name: str, fused: Callable[..., None]) -> None:
         of_lists(name)(lambda arguments, keywords: fused(*arguments, **keywords))
 
 
-_register("_fused_adam_", _adam(decoupled=False))
-_register("_fused_adamw_", _adam(decoupled=True))
+_register("_fused_adam_", partial(_adam, decoupled=False))
+_register("_fused_adamw_", partial(_adam, decoupled=True))
 _register("_fused_sgd_", _sgd)
 _register("_fused_adagrad_", _adagrad)

@@ -51,30 +51,9 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 FLOAT_UNARY = {
-    "sqrt": ("sqrt",),
-    "rsqrt": ("rsqrt",),
-    "reciprocal": ("reciprocal",),
-    "exp": ("exp",),
-    "exp2": ("exp2",),
-    "expm1": ("expm1",),
-    "log": ("log",),
-    "log2": ("log2",),
-    "log10": ("log10",),
-    "log1p": ("log1p",),
-    "sin": ("sin",),
-    "cos": ("cos",),
-    "tan": ("tan",),
-    "asin": ("asin", "arcsin"),
-    "acos": ("acos", "arccos"),
-    "atan": ("atan", "arctan"),
-    "sinh": ("sinh",),
-    "cosh": ("cosh",),
-    "tanh": ("tanh",),
-    "asinh": ("asinh", "arcsinh"),
-    "acosh": ("acosh", "arccosh"),
-    "atanh": ("atanh", "arctanh"),
-    "erf": ("erf",),
-    "erfc": ("erfc",),
+    **{op: (op,) for op in ("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p")},
+    **{op: (op,) for op in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "erf", "erfc")},
+    **{op: (op, f"arc{op[1:]}") for op in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
     "sigmoid": ("sigmoid", "expit"),
 }
 """Operation -> torch's names for it. Integers are converted to torch's default dtype first."""

@@ -9,6 +9,7 @@ uniform numbers have as many bits as torch's have in their dtype.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,30 +104,22 @@ def _sizes(trace: Trace, sizes: Any) -> Shape:
     return new_shape(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
 
 
-@row("rand")
-def rand(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
-    _plain(trace, generator, device)
-    name = _float_dtype(dtype, dtype_name(default_dtype()))
-    return uniform(trace, _sizes(trace, listed(size)), name)
+def _register_factories(name: str, draw: Callable[[Trace, Shape, str], Node]) -> None:
+    """Registers ``draw`` for the functions that make a tensor: of given sizes, and like another."""
+
+    @row(name)
+    def of_sizes(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
+        _plain(trace, generator, device)
+        return draw(trace, _sizes(trace, listed(size)), _float_dtype(dtype, dtype_name(default_dtype())))
+
+    @row(f"{name}_like")
+    def like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
+        _plain(trace, generator, device)
+        return draw(trace, input.shape, _float_dtype(dtype, input.dtype))
 
 
-@row("randn")
-def randn(trace: Trace, *size: Any, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
-    _plain(trace, generator, device)
-    name = _float_dtype(dtype, dtype_name(default_dtype()))
-    return normal(trace, _sizes(trace, listed(size)), name)
-
-
-@row("rand_like")
-def rand_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
-    _plain(trace, generator, device)
-    return uniform(trace, input.shape, _float_dtype(dtype, input.dtype))
-
-
-@row("randn_like")
-def randn_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None, generator: Any = None) -> Node:
-    _plain(trace, generator, device)
-    return normal(trace, input.shape, _float_dtype(dtype, input.dtype))
+_register_factories("rand", uniform)
+_register_factories("randn", normal)
 
 
 def _integers(trace: Trace, low: Any, high: Any, shape: Shape, dtype: str) -> Node:

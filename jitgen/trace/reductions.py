@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,18 +117,16 @@ def prod(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, d
     return _accumulated(trace, "prod", input, dim, keepdim, dtype)
 
 
-@row("amax")
-def amax(trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False) -> Node:
+def _extremum(
+    trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False, *, kind: str, dtype: str | None = None
+) -> Node:
+    """Reduces by ``kind``, an extremum, which nothing has none of."""
     dims = dims_of(input, dim)
     _nonempty(trace, input, dims)
-    return squeeze_reduced(trace, reduce(trace, "max", input, dims), dims, keepdim)
+    return squeeze_reduced(trace, reduce(trace, kind, input, dims, dtype), dims, keepdim)
 
 
-@row("amin")
-def amin(trace: Trace, input: Node, dim: Dims = (), keepdim: bool = False) -> Node:
-    dims = dims_of(input, dim)
-    _nonempty(trace, input, dims)
-    return squeeze_reduced(trace, reduce(trace, "min", input, dims), dims, keepdim)
+amax, amin = row("amax")(partial(_extremum, kind="max")), row("amin")(partial(_extremum, kind="min"))
 
 
 @row("aminmax")
@@ -135,28 +134,16 @@ def aminmax(trace: Trace, input: Node, *, dim: Any = None, keepdim: bool = False
     return torch.return_types.aminmax((amin(trace, input, dim, keepdim), amax(trace, input, dim, keepdim)))
 
 
-@row("max")
-def max_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+def _extreme(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, other: Any = None, kind: str) -> Any:
+    """Finds the extremum of all elements; (values, indices) along ``dim``; or the extremum of two tensors where one is
+    ``other`` or in the place of ``dim``. Where gradients are computed the values are gathered: of equal elements the
+    one that the index names has the gradient, as in torch. A reduction's is divided among them."""
     if dim is None and other is None:
-        return amax(trace, shared(trace, input))
-    return _extreme(trace, "max", input, dim, keepdim, other)
-
-
-@row("min")
-def min_(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
-    if dim is None and other is None:
-        return amin(trace, shared(trace, input))
-    return _extreme(trace, "min", input, dim, keepdim, other)
-
-
-def _extreme(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool, other: Any) -> Any:
-    """Finds (values, indices) along ``dim``, or the extremum of two tensors where one is ``other`` or in the place of
-    ``dim``. Where gradients are computed the values are gathered: of equal elements the one that the index names has
-    the gradient, as in torch. A reduction's is divided among them."""
+        return _extremum(trace, shared(trace, input), kind=kind)
     other = dim if other is None else other
     if isinstance(other, Node):
         return pointwise(trace, f"{kind}imum", input, other)
-    index = _arg(trace, f"arg{kind}", input, dim, keepdim)
+    index = _arg(trace, input, dim, keepdim, kind=f"arg{kind}")
     dims = dims_of(input, int(dim))
     if trace.differentiable and dims and DTYPES[input.dtype].is_floating_point:
         values = gather(trace, input, dims[0], index if keepdim else unsqueeze(trace, index, dims[0]))
@@ -165,44 +152,33 @@ def _extreme(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool, othe
     return getattr(torch.return_types, kind)((squeeze_reduced(trace, values, dims, keepdim), index))
 
 
-def _arg(trace: Trace, kind: str, input: Node, dim: Any, keepdim: bool) -> Node:
-    if dim is None:
-        _nonempty(trace, input, range(len(input.shape)))
-        flat = flatten(trace, input)
-        index = squeeze_reduced(trace, reduce(trace, kind, flat, (0,), "int64"), (0,))
-        for dim in range(len(input.shape) if keepdim else 0):
-            index = unsqueeze(trace, index, dim)
-        return index
-    dims = dims_of(input, int(dim))
-    _nonempty(trace, input, dims)
-    return squeeze_reduced(trace, reduce(trace, kind, input, dims, "int64"), dims, keepdim)
+for _kind in ("max", "min"):
+    row(_kind)(partial(_extreme, kind=_kind))
 
 
-@row("argmax")
-def argmax(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False) -> Node:
-    return _arg(trace, "argmax", input, dim, keepdim)
+def _arg(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, kind: str) -> Node:
+    if dim is not None:
+        return _extremum(trace, input, int(dim), keepdim, kind=kind, dtype="int64")
+    _nonempty(trace, input, range(len(input.shape)))
+    index = squeeze_reduced(trace, reduce(trace, kind, flatten(trace, input), (0,), "int64"), (0,))
+    for dim in range(len(input.shape) if keepdim else 0):
+        index = unsqueeze(trace, index, dim)
+    return index
 
 
-@row("argmin")
-def argmin(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False) -> Node:
-    return _arg(trace, "argmin", input, dim, keepdim)
+for _kind in ("argmax", "argmin"):
+    row(_kind)(partial(_arg, kind=_kind))
 
 
-@row("any")
-def any_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
-    return _reduced_truth(trace, "any", input, dim, keepdim)
-
-
-@row("all")
-def all_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False) -> Node:
-    return _reduced_truth(trace, "all", input, dim, keepdim)
-
-
-def _reduced_truth(trace: Trace, kind: str, input: Node, dim: Dims, keepdim: bool) -> Node:
+def _reduced_truth(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, kind: str) -> Node:
     """Computes any or all, a bool, which torch has as uint8 for a uint8 input."""
     dims = dims_of(input, dim)
     result = reduce(trace, kind, truth(trace, input), dims)
     return squeeze_reduced(trace, trace.cast(result, "uint8" if input.dtype == "uint8" else "bool"), dims, keepdim)
+
+
+for _kind in ("any", "all"):
+    row(_kind)(partial(_reduced_truth, kind=_kind))
 
 
 @row("count_nonzero")

@@ -6,6 +6,7 @@ Comparisons such as ``eq`` are single operations; they are in the tables of ``tr
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,14 +61,13 @@ def isfinite(trace: Trace, input: Node) -> Node:
     return pointwise(trace, "lt", pointwise(trace, "abs", input), math.inf, result="bool")
 
 
-@row("isposinf")
-def isposinf(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "eq", input, math.inf, result="bool") if is_float(input) else isinf(trace, input)
+def _is_infinite(trace: Trace, input: Node, *, infinity: float) -> Node:
+    return pointwise(trace, "eq", input, infinity, result="bool") if is_float(input) else isinf(trace, input)
 
 
-@row("isneginf")
-def isneginf(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "eq", input, -math.inf, result="bool") if is_float(input) else isinf(trace, input)
+isposinf, isneginf = partial(_is_infinite, infinity=math.inf), partial(_is_infinite, infinity=-math.inf)
+row("isposinf")(isposinf)
+row("isneginf")(isneginf)
 
 
 @row("signbit")
@@ -92,16 +92,14 @@ def nan_to_num(
     return where(trace, isneginf(trace, input), of_least, value)
 
 
-@row("fmin")
-def fmin(trace: Trace, input: Node, other: Node) -> Node:
+def _without_nan(trace: Trace, input: Node, other: Node, *, op: str, of_integers: str) -> Node:
+    """Computes the extremum of two tensors by ``op``, which takes the other one of a NaN and a number."""
     floating = DTYPES[result_dtype(input, other)].is_floating_point
-    return pointwise(trace, "fmin" if floating else "minimum", input, other)
+    return pointwise(trace, op if floating else of_integers, input, other)
 
 
-@row("fmax")
-def fmax(trace: Trace, input: Node, other: Node) -> Node:
-    floating = DTYPES[result_dtype(input, other)].is_floating_point
-    return pointwise(trace, "fmax" if floating else "maximum", input, other)
+row("fmin")(partial(_without_nan, op="fmin", of_integers="minimum"))
+row("fmax")(partial(_without_nan, op="fmax", of_integers="maximum"))
 
 
 def expand_constant(trace: Trace, value: Any, dtype: str, like: Node) -> Node:
@@ -120,19 +118,14 @@ def logical_not(trace: Trace, input: Node) -> Node:
     return pointwise(trace, "bitwise_not", truth(trace, input))
 
 
-@row("logical_and")
-def logical_and(trace: Trace, input: Node, other: Node) -> Node:
-    return pointwise(trace, "bitwise_and", truth(trace, input), truth(trace, other))
+def _logical(trace: Trace, input: Node, other: Node, *, op: str) -> Node:
+    return pointwise(trace, op, truth(trace, input), truth(trace, other))
 
 
-@row("logical_or")
-def logical_or(trace: Trace, input: Node, other: Node) -> Node:
-    return pointwise(trace, "bitwise_or", truth(trace, input), truth(trace, other))
-
-
-@row("logical_xor")
-def logical_xor(trace: Trace, input: Node, other: Node) -> Node:
-    return pointwise(trace, "bitwise_xor", truth(trace, input), truth(trace, other))
+logical_and, logical_or = partial(_logical, op="bitwise_and"), partial(_logical, op="bitwise_or")
+row("logical_and")(logical_and)
+row("logical_or")(logical_or)
+row("logical_xor")(partial(_logical, op="bitwise_xor"))
 
 
 @row("bitwise_not")
@@ -195,11 +188,6 @@ def masked_fill(trace: Trace, input: Node, mask: Node, value: Value) -> Node:
     return trace.make("where", operands, input.dtype, shape)
 
 
-@row("clamp", "clip")
-def clamp(trace: Trace, input: Node, min: Value = None, max: Value = None) -> Node:
-    return clamped(trace, input, min, max)
-
-
 def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool = False) -> Node:
     """Clamps ``input`` between ``min`` and ``max``, either of which may be None.
 
@@ -237,14 +225,13 @@ def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool =
     return value
 
 
-@row("clamp_min")
-def clamp_min(trace: Trace, input: Node, min: Value) -> Node:
-    return clamp(trace, input, min=min)
+@row("clamp", "clip")
+def clamp(trace: Trace, input: Node, min: Value = None, max: Value = None) -> Node:
+    return clamped(trace, input, min, max)
 
 
-@row("clamp_max")
-def clamp_max(trace: Trace, input: Node, max: Value) -> Node:
-    return clamp(trace, input, max=max)
+row("clamp_min")(lambda trace, input, min: clamped(trace, input, min, None))
+row("clamp_max")(lambda trace, input, max: clamped(trace, input, None, max))
 
 
 @row("heaviside")
@@ -255,7 +242,7 @@ def heaviside(trace: Trace, input: Node, values: Node) -> Node:
     return where(trace, isnan(trace, input), 0.0, step) if is_float(input) else step
 
 
-def _triangle(trace: Trace, input: Node, diagonal: Any, comparison: str) -> Node:
+def _triangle(trace: Trace, input: Node, diagonal: Any = 0, *, comparison: str) -> Node:
     """Keeps the elements of ``input`` for which column - row compares with ``diagonal``, and sets the others to 0; in
     the last two dimensions."""
     if len(input.shape) < 2:
@@ -267,11 +254,5 @@ def _triangle(trace: Trace, input: Node, diagonal: Any, comparison: str) -> Node
     return where(trace, inside, input, operand(trace, 0, input.dtype))
 
 
-@row("tril")
-def tril(trace: Trace, input: Node, diagonal: Any = 0) -> Node:
-    return _triangle(trace, input, diagonal, "le")
-
-
-@row("triu")
-def triu(trace: Trace, input: Node, diagonal: Any = 0) -> Node:
-    return _triangle(trace, input, diagonal, "ge")
+row("tril")(partial(_triangle, comparison="le"))
+row("triu")(partial(_triangle, comparison="ge"))

@@ -205,39 +205,18 @@ def _recurrence(x: Any, n: Any, first: Any, step: Any) -> Tensor:
     return now
 
 
-def _polynomials() -> None:
-    chebyshev = {"t": lambda x: x, "u": lambda x: x + x, "v": lambda x: x + x - 1, "w": lambda x: x + x + 1}
-    for kind, first in chebyshev.items():
-
-        def polynomial(input: Any, n: Any, *, first: Any = first) -> Tensor:
-            return _recurrence(input, n, first, lambda k, x, p, q: (x + x) * p - q)
-
-        composition(f"chebyshev_polynomial_{kind}")(polynomial)
-
-        def shifted(input: Any, n: Any, *, first: Any = first) -> Tensor:
-            return _recurrence(2 * floating(input) - 1, n, first, lambda k, x, p, q: (x + x) * p - q)
-
-        composition(f"shifted_chebyshev_polynomial_{kind}")(shifted)
+def _polynomial(name: str, first: Any, step: Any) -> None:
+    """Registers a polynomial by its recurrence; of Chebyshev's also the one shifted to [0, 1]."""
+    composition(name)(lambda input, n: _recurrence(input, n, first, step))
+    if name.startswith("chebyshev"):
+        composition(f"shifted_{name}")(lambda input, n: _recurrence(2 * floating(input) - 1, n, first, step))
 
 
-_polynomials()
-
-
-@composition("hermite_polynomial_h")
-def hermite_polynomial_h(input: Any, n: Any) -> Tensor:
-    return _recurrence(input, n, lambda x: x + x, lambda k, x, p, q: (x + x) * p - 2 * k * q)
-
-
-@composition("hermite_polynomial_he")
-def hermite_polynomial_he(input: Any, n: Any) -> Tensor:
-    return _recurrence(input, n, lambda x: x, lambda k, x, p, q: x * p - k * q)
-
-
-@composition("laguerre_polynomial_l")
-def laguerre_polynomial_l(input: Any, n: Any) -> Tensor:
-    return _recurrence(input, n, lambda x: 1 - x, lambda k, x, p, q: ((2 * k + 1 - x) * p - k * q) / (k + 1))
-
-
-@composition("legendre_polynomial_p")
-def legendre_polynomial_p(input: Any, n: Any) -> Tensor:
-    return _recurrence(input, n, lambda x: x, lambda k, x, p, q: ((2 * k + 1) * x * p - k * q) / (k + 1))
+_polynomial("chebyshev_polynomial_t", lambda x: x, lambda k, x, p, q: (x + x) * p - q)
+_polynomial("chebyshev_polynomial_u", lambda x: x + x, lambda k, x, p, q: (x + x) * p - q)
+_polynomial("chebyshev_polynomial_v", lambda x: x + x - 1, lambda k, x, p, q: (x + x) * p - q)
+_polynomial("chebyshev_polynomial_w", lambda x: x + x + 1, lambda k, x, p, q: (x + x) * p - q)
+_polynomial("hermite_polynomial_h", lambda x: x + x, lambda k, x, p, q: (x + x) * p - 2 * k * q)
+_polynomial("hermite_polynomial_he", lambda x: x, lambda k, x, p, q: x * p - k * q)
+_polynomial("laguerre_polynomial_l", lambda x: 1 - x, lambda k, x, p, q: ((2 * k + 1 - x) * p - k * q) / (k + 1))
+_polynomial("legendre_polynomial_p", lambda x: x, lambda k, x, p, q: ((2 * k + 1) * x * p - k * q) / (k + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,34 +81,25 @@ def tensor_split(
     return tuple(input.narrow(dim, start, max(0, end - start)) for start, end, _ in spans)
 
 
-def _split(input: Tensor, cuts: Any, dim: int) -> tuple[Tensor, ...]:
+def _split(input: Tensor, indices_or_sections: Any, *, name: str, rank: int, dim: int) -> tuple[Tensor, ...]:
+    _require_rank_of(name, input, rank)
+    dim, cuts = min(dim, input.dim() - 1), indices_or_sections
     if isinstance(cuts, int) and int(input.shape[dim]) % cuts:
         raise ValueError(f"dimension {dim} cannot be divided into {cuts} equal sections")
     return tensor_split(input, cuts, dim)
 
 
-@composition("hsplit", view=True)
-def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    if input.dim() < 1:
-        raise ValueError("hsplit needs a tensor of at least one dimension")
-    return _split(input, indices_or_sections, 0 if input.dim() == 1 else 1)
+def _require_rank_of(name: str, input: Tensor, rank: int) -> None:
+    if input.dim() < rank:
+        dimensions = ("one dimension", "two dimensions", "three dimensions")[rank - 1]
+        raise ValueError(f"{name} needs a tensor of at least {dimensions}")
 
 
-@composition("vsplit", view=True)
-def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    if input.dim() < 2:
-        raise ValueError("vsplit needs a tensor of at least two dimensions")
-    return _split(input, indices_or_sections, 0)
+for _name, _rank, _dim in (("hsplit", 1, 1), ("vsplit", 2, 0), ("dsplit", 3, 2)):
+    composition(_name, view=True)(partial(_split, name=_name, rank=_rank, dim=_dim))
 
 
-@composition("dsplit", view=True)
-def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    if input.dim() < 3:
-        raise ValueError("dsplit needs a tensor of at least three dimensions")
-    return _split(input, indices_or_sections, 2)
-
-
-def _applied(tensors: Any, function: Any) -> Any:
+def _applied(*tensors: Any, function: Any) -> Any:
     """Applies ``function`` to one tensor, or to each of several."""
     if len(tensors) == 1 and isinstance(tensors[0], Tensor):
         return function(tensors[0])
@@ -115,14 +107,8 @@ def _applied(tensors: Any, function: Any) -> Any:
     return tuple(map(function, listed))
 
 
-@composition("torch.atleast_1d", itself=True)
-def atleast_1d(*tensors: Any) -> Any:
-    return _applied(tensors, lambda x: x.reshape(1) if x.dim() == 0 else x)
-
-
-@composition("torch.atleast_2d", itself=True)
-def atleast_2d(*tensors: Any) -> Any:
-    return _applied(tensors, lambda x: x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x)
+def _matrix(x: Tensor) -> Tensor:
+    return x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x
 
 
 def _deep(x: Tensor) -> Tensor:
@@ -133,9 +119,8 @@ def _deep(x: Tensor) -> Tensor:
     return x.unsqueeze(-1) if x.dim() == 2 else x
 
 
-@composition("torch.atleast_3d", itself=True)
-def atleast_3d(*tensors: Any) -> Any:
-    return _applied(tensors, _deep)
+for _rank, _made in ((1, lambda x: x.reshape(1) if x.dim() == 0 else x), (2, _matrix), (3, _deep)):
+    composition(f"torch.atleast_{_rank}d", itself=True)(partial(_applied, function=_made))
 
 
 @composition("column_stack")
@@ -150,7 +135,7 @@ def dstack(tensors: Any) -> Tensor:
 
 @composition("_VF.block_diag")
 def block_diag(tensors: Any) -> Tensor:
-    blocks = [x.reshape(1, 1) if x.dim() == 0 else x.unsqueeze(0) if x.dim() == 1 else x for x in tensors]
+    blocks = [_matrix(x) for x in tensors]
     for block in blocks:
         require_rank(block, (2,))
     columns = [int(block.shape[1]) for block in blocks]
@@ -161,18 +146,13 @@ def block_diag(tensors: Any) -> Tensor:
     return torch.cat(padded, 0)
 
 
-@composition("fliplr")
-def fliplr(input: Tensor) -> Tensor:
-    if input.dim() < 2:
-        raise ValueError("fliplr needs a tensor of at least two dimensions")
-    return input.flip(1)
+def _flipped(input: Tensor, *, name: str, dim: int) -> Tensor:
+    _require_rank_of(name, input, dim + 1)
+    return input.flip(dim)
 
 
-@composition("flipud")
-def flipud(input: Tensor) -> Tensor:
-    if input.dim() < 1:
-        raise ValueError("flipud needs a tensor of at least one dimension")
-    return input.flip(0)
+composition("fliplr")(partial(_flipped, name="fliplr", dim=1))
+composition("flipud")(partial(_flipped, name="flipud", dim=0))
 
 
 @composition("rot90")
@@ -190,7 +170,7 @@ def rot90(input: Tensor, k: int = 1, dims: Sizes = (0, 1)) -> Tensor:
     return input.flip(first).transpose(first, second) if quarters == 3 else input.clone()
 
 
-def _shifted(input: Tensor, dim: Any, forward: bool) -> Tensor:
+def _shifted(input: Tensor, dim: Any = None, *, forward: bool) -> Tensor:
     dims = tuple(range(input.dim())) if dim is None else tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
     for dim_ in dims:
         size = int(input.shape[dim_])
@@ -198,14 +178,8 @@ def _shifted(input: Tensor, dim: Any, forward: bool) -> Tensor:
     return input
 
 
-@composition("fft_fftshift", "fftshift")
-def fftshift(input: Tensor, dim: Any = None) -> Tensor:
-    return _shifted(input, dim, forward=True)
-
-
-@composition("fft_ifftshift", "ifftshift")
-def ifftshift(input: Tensor, dim: Any = None) -> Tensor:
-    return _shifted(input, dim, forward=False)
+composition("fft_fftshift", "fftshift")(partial(_shifted, forward=True))
+composition("fft_ifftshift", "ifftshift")(partial(_shifted, forward=False))
 
 
 # -------------------------------------------------------------------------------------------------------------- windows
