@@ -53,15 +53,12 @@ def product_with_windows(node: Node, temporaries: Temporaries) -> Node:
     def view(source: Node, attrs: tuple[Any, ...], shape: Sequence[Size]) -> Node:
         return mover.move(source, attrs, tuple(shape)) if tuple(shape) != source.shape else source
 
-    def permuted(source: Node, order: Sequence[int]) -> Node:
-        return mover.move(source, ("permute", tuple(order)), tuple(source.shape[dim] for dim in order))
-
     def multiplied(filters: Node, matrix: Node, batch: int) -> Node:
         shape, attrs = (*filters.shape[:-1], matrix.shape[-2]), (equation(batch, 1), *node.attrs[4:])
         return mover.builder.make("contract", (filters, matrix), node.dtype, shape, attrs, node.location)
 
     columns = windows(node, mover.builder)
-    columns = temporaries.materialize(permuted(columns, (1, 0, *range(2, len(columns.shape)))))
+    columns = temporaries.materialize(mover.permute(columns, (1, 0, *range(2, len(columns.shape)))))
     rows, groups, outputs, *pixels = node.shape
     count, length = symbols.product(pixels), symbols.product(node.inputs[1].shape[2:])
     filters = view(node.inputs[1], ("reshape",), (groups, outputs, length))
@@ -70,8 +67,8 @@ def product_with_windows(node: Node, temporaries: Temporaries) -> Node:
         matrix = view(columns, ("reshape",), (groups, all_columns, length))
         product = multiplied(filters, matrix, 1)
         product = view(product, ("reshape",), (groups, outputs, rows, *pixels))
-        return permuted(product, (2, 0, 1, *range(3, len(node.shape))))
-    matrix = permuted(view(columns, ("reshape",), (groups, rows, count, length)), (1, 0, 2, 3))
-    filters = mover.move(filters, ("unsqueeze", 0), (1, groups, outputs, length))
+        return mover.permute(product, (2, 0, 1, *range(3, len(node.shape))))
+    matrix = mover.permute(view(columns, ("reshape",), (groups, rows, count, length)), (1, 0, 2, 3))
+    filters = mover.unsqueeze(filters, 0)
     filters = view(filters, ("expand",), (rows, groups, outputs, length))
     return view(multiplied(filters, matrix, 2), ("reshape",), node.shape)

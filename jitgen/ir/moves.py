@@ -61,7 +61,7 @@ def move_contract(mover: Mover, node: Node, attrs: tuple[Any, ...], shape: Shape
         if attrs[1][-1] != last or max(attrs[1][:batch]) >= batch:
             return None
         order = (*attrs[1][:batch], batch, batch + 1)
-        moved = mover.move(weight, ("permute", order), tuple(weight.shape[source] for source in order))
+        moved = mover.permute(weight, order)
         return _contract(mover, node, mover.move(x, attrs, (*shape[:-1], length)), moved, batch, shape)
     rows_only = (
         (kind == "slice")

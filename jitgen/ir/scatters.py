@@ -62,6 +62,9 @@ def in_order(sources: Sequence[Node], coordinates: Coordinates, mover: Mover) ->
     order = (*(d for d in range(rank) if d in coordinates), *(d for d in range(rank) if d not in coordinates))
     if order == tuple(range(rank)):
         return shape, coordinates, list(sources)
-    shape = tuple(shape[dim] for dim in order)
-    moved = [s if s.kind.is_number else mover.move(s, ("permute", order), shape) for s in sources]
-    return shape, tuple(order.index(coordinate) if coordinate >= 0 else coordinate for coordinate in coordinates), moved
+    moved = [mover.permute(source, order) for source in sources]
+    return (
+        moved[0].shape,
+        tuple(order.index(coordinate) if coordinate >= 0 else coordinate for coordinate in coordinates),
+        moved,
+    )

@@ -235,6 +235,18 @@ class Mover:
                 memo[id(node)] = self.builder.like(node, children)
         return memo[id(root)]
 
+    def permute(self, node: Node, order: tuple[int, ...]) -> Node:
+        """Puts the dimensions of ``node`` into ``order``; a number is the same for every order."""
+        if node.kind.is_number:
+            return node
+        return self.move(node, ("permute", order), tuple(node.shape[dim] for dim in order))
+
+    def unsqueeze(self, node: Node, dim: int) -> Node:
+        """Inserts a dimension of size 1 as number ``dim``; a number is the same with it."""
+        if node.kind.is_number:
+            return node
+        return self.move(node, ("unsqueeze", dim), (*node.shape[:dim], 1, *node.shape[dim:]))
+
     def slice(self, node: Node, dim: int, start: Size, length: Size) -> Node:
         if start == 0 and length == node.shape[dim]:
             return node

@@ -306,10 +306,9 @@ class _Terms:
         if not node.shape:  # of the tensor, rounded to 16 bits
             return self._spread(node)
         order = (*range(self.batch), self.batch + 1, self.batch)
-        node = self.mover.move(node, ("permute", order), tuple(node.shape[dim] for dim in order))
+        node = self.mover.permute(node, order)
         for _ in range(self.rows - 1):
-            shape = (*node.shape[: self.batch], 1, *node.shape[self.batch :])
-            node = self.mover.move(node, ("unsqueeze", self.batch), shape)
+            node = self.mover.unsqueeze(node, self.batch)
         return self._spread(node)
 
     def _spread(self, node: Node) -> Node:

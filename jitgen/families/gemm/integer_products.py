@@ -42,7 +42,7 @@ def _sum_of_products(rewriter: Rewriter, node: Node, x: Node, weight: Node) -> N
     x, weight = (_cast(operand, node.dtype, mover) for operand in (x, weight))
     x = mover.move(x, ("unsqueeze", len(shape) - 2), (*lead, *rows, 1, length))
     for dim in range(batch, batch + len(rows)):
-        weight = mover.move(weight, ("unsqueeze", dim), (*weight.shape[:dim], 1, *weight.shape[dim:]))
+        weight = mover.unsqueeze(weight, dim)
     x, weight = (mover.move(operand, ("expand",), shape) for operand in (x, weight))
     products = make("mul", (x, weight), node.dtype, shape, (), node.location)
     last = len(shape) - 1

@@ -97,7 +97,7 @@ def _of_dense_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> N
     wide = [rewriter.make("cast", (one,), "float32", one.shape, (), node.location) for one in (x.inputs[0], codes)]
     total = rewriter.like(node, wide)
     for _ in node.shape[1:]:
-        scales = rewriter.mover.move(scales, ("unsqueeze", 0), (1, *scales.shape))
+        scales = rewriter.mover.unsqueeze(scales, 0)
     spread = rewriter.mover.move(scales, ("expand",), node.shape)
     return rewriter.make("mul", (total, spread), node.dtype, node.shape, (), node.location)
 

@@ -100,10 +100,10 @@ def by_element(node: Node, mover: Mover) -> Node:
         if source.kind.is_number:
             return source
         order = (*(coordinate for coordinate in coordinates if coordinate >= 0), *walked)
-        source = mover.move(source, ("permute", order), tuple(source.shape[dim] for dim in order))
+        source = mover.permute(source, order)
         for dim, coordinate in enumerate(coordinates):
             if coordinate < 0:
-                source = mover.move(source, ("unsqueeze", dim), (*source.shape[:dim], 1, *source.shape[dim:]))
+                source = mover.unsqueeze(source, dim)
         return mover.move(source, ("expand",), shape)
 
     def reduced(kind: str, operand: Node) -> Node:
@@ -136,7 +136,7 @@ def by_element(node: Node, mover: Mover) -> Node:
     last = reduced("max", pointwise("where", chosen, position, none, dtype="int64"))
     again = last
     for dim in range(rank, len(shape)):
-        again = mover.move(again, ("unsqueeze", dim), (*again.shape, 1))
+        again = mover.unsqueeze(again, dim)
     is_last = pointwise("eq", position, mover.move(again, ("expand",), shape))
     picked = pointwise("where", is_last, values, _identity("max", node.dtype, mover), dtype=node.dtype)
     extremum = reduced("any" if node.dtype == "bool" else "max", picked)

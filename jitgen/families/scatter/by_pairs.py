@@ -70,7 +70,7 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
         if GATHER in index.kinds:
             index = partition.materialize(index)  # which is looked up once for each value, and not for each pair
         for number in range(count):
-            index = mover.move(index, ("unsqueeze", rank + number), (*index.shape, 1))
+            index = mover.unsqueeze(index, rank + number)
         index = mover.move(index, ("expand",), tuple(shape[dim] for dim in order))
         return mover.move(index, ("permute", tuple(order)), shape)
 
@@ -101,7 +101,7 @@ def with_last_values(node: Node, partition: Partition, family: str) -> Node | No
     for dim in reversed(dims):
         replaced = mover.move(replaced, ("squeeze", dim), replaced.shape[:-1])
     for dim in others:
-        replaced = mover.move(replaced, ("unsqueeze", dim), (*replaced.shape[:dim], 1, *replaced.shape[dim:]))
+        replaced = mover.unsqueeze(replaced, dim)
     replaced = mover.move(replaced, ("expand",), value.shape)
     first = make("where", (replaced, mover.builder.const(LEFT_OUT, "int64"), indices[0]), "int64", value.shape)
     return mover.builder.like(node, (base, value, first, *indices[1:]))

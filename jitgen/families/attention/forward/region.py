@@ -209,7 +209,7 @@ class _Builder(RegionBuilder):
         left, right = product.inputs
         equation_axes = axes(product.attrs.equation)
         for dim in range(len(equation_axes.batch), len(equation_axes.batch) + len(equation_axes.rows) - 1):
-            right = self.mover.move(right, ("unsqueeze", dim), (*right.shape[:dim], 1, *right.shape[dim:]))
+            right = self.mover.unsqueeze(right, dim)
         shape = (*product.shape[:-2], *right.shape[-2:])
         return left, self.mover.move(right, ("expand",), shape) if right.shape != shape else right
 

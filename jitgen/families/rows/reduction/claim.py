@@ -168,7 +168,7 @@ def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | 
         shape = store.value.shape
         if size == 1 and len(shape) < len(reduced) and (dim >= len(shape) or shape[dim] != 1 or dim in rows.dims):
             shape = (*shape[:dim], 1, *shape[dim:])
-            store = store.moved(("unsqueeze", dim), shape, functools.partial(_unsqueezed, dim=dim, mover=mover))
+            store = store.moved(("unsqueeze", dim), shape, functools.partial(mover.unsqueeze, dim=dim))
     if store.value.shape not in (rows.shape, reduced):
         regrouped = _regrouped(store, rows, partition)
         if regrouped is None:
@@ -183,19 +183,8 @@ def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | 
 def _permuted(store: Store, order: tuple[int, ...], mover: Mover) -> Store:
     if order == tuple(range(len(order))):
         return store
-
-    def permuted(node: Node) -> Node:
-        if node.kind.is_number:
-            return node
-        return mover.move(node, ("permute", order), tuple(node.shape[dim] for dim in order))
-
-    return store.moved(("permute", order), tuple(store.value.shape[dim] for dim in order), permuted)
-
-
-def _unsqueezed(node: Node, dim: int, mover: Mover) -> Node:
-    if node.kind.is_number:
-        return node
-    return mover.move(node, ("unsqueeze", dim), (*node.shape[:dim], 1, *node.shape[dim:]))
+    shape = tuple(store.value.shape[dim] for dim in order)
+    return store.moved(("permute", order), shape, functools.partial(mover.permute, order=order))
 
 
 def _regrouped(store: Store, rows: _Rows, partition: Partition) -> Store | None:

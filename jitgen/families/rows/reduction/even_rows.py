@@ -126,7 +126,6 @@ def _copy(node: Node, order: Order, partition: Partition) -> Node:
     mover, dims = partition.mover, range(len(node.shape))
     one = one_of(node, [dim for dim in dims if dim not in order and not varies(node, [dim])], mover)
     permutation = (*(dim for dim in dims if dim not in order), *order)
-    moved = mover.move(one, ("permute", permutation), tuple(one.shape[dim] for dim in permutation))
     back = tuple(permutation.index(dim) for dim in dims)
-    copied = mover.move(partition.materialize(moved), ("permute", back), one.shape)
+    copied = mover.permute(partition.materialize(mover.permute(one, permutation)), back)
     return mover.move(copied, ("expand",), node.shape)

@@ -195,7 +195,7 @@ class _ChunkedReduction:
         # What reductions of whole rows give is computed first.
         value = self._cast(without_reductions(value, self.mover, self.materialize), dtype or self.accumulator)
         if self.order != tuple(range(len(self.order))):
-            value = self.mover.move(value, ("permute", self.order), tuple(value.shape[dim] for dim in self.order))
+            value = self.mover.permute(value, self.order)
         flat = self.mover.move(value, ("reshape",), self._shape(self.length))
         even: Size = symbols.mul(self.count, self.chunk_length)  # type: ignore[assignment]
         equal = self.mover.slice(flat, self.row_axis, 0, even)
@@ -229,11 +229,10 @@ class _ChunkedReduction:
         if total.dtype != self.source.dtype:
             total = unrounded(total, self.source.dtype, self.mover)
         for _ in range(len(self.dims) - 1):
-            shape = (*total.shape[: self.row_axis], 1, *total.shape[self.row_axis :])
-            total = self.mover.move(total, ("unsqueeze", self.row_axis), shape)
+            total = self.mover.unsqueeze(total, self.row_axis)
         inverse = tuple(self.order.index(dim) for dim in range(len(self.order)))
         if inverse != tuple(range(len(inverse))):
-            total = self.mover.move(total, ("permute", inverse), self.source.shape)
+            total = self.mover.permute(total, inverse)
         return total
 
     # -------------------------------------------------------------------------------------------------------- nodes
