@@ -64,30 +64,21 @@ def find(name: str) -> Layout:
     planes = importlib.import_module("jitgen.quant.layouts.planes")
     of_planes = "mma" if name == "mma8" else name
 
-    def pack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
+    def convert(
+        format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors, *, way: str
+    ) -> Tensors:
         if format.extra_names:
             count = len(format.stored.tensor_names)
-            return (*pack(format.stored, group_size, shape, tensors[:count]), *tensors[count:])
-        if name == "blocks":
-            return module.pack(format, group_size, shape, tensors)
-        if not format.tiled and name != "rows":
-            return planes.pack(of_planes, format, group_size, shape, tensors)
-        if format.scale_rows != 1:
+            return (*convert(format.stored, group_size, shape, tensors[:count], way=way), *tensors[count:])
+        if not format.tiled and name not in ("rows", "blocks"):
+            return getattr(planes, way)(of_planes, format, group_size, shape, tensors)
+        shares_scales = format.scale_rows != 1 and name != "blocks"
+        if shares_scales and way == "pack":
             tensors = planes.one_for_each_row(format, shape, tensors)
-        return module.pack(format, group_size, shape, tensors)
+        codes, *rest = getattr(module, way)(format, group_size, shape, tensors)
+        return (codes, *(planes.shared_rows(format, t) if shares_scales and way == "unpack" else t for t in rest))
 
-    def unpack(format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
-        if format.extra_names:
-            count = len(format.stored.tensor_names)
-            return (*unpack(format.stored, group_size, shape, tensors[:count]), *tensors[count:])
-        if name == "blocks":
-            return module.unpack(format, group_size, shape, tensors)
-        if not format.tiled and name != "rows":
-            return planes.unpack(of_planes, format, group_size, shape, tensors)
-        codes, *rest = module.unpack(format, group_size, shape, tensors)
-        return (codes, *(planes.shared_rows(format, tensor) for tensor in rest))
-
-    return Layout(name, pack, unpack)
+    return Layout(name, *(functools.partial(convert, way=way) for way in ("pack", "unpack")))
 
 
 def convert(
