@@ -62,9 +62,5 @@ def in_order(sources: Sequence[Node], coordinates: Coordinates, mover: Mover) ->
     order = (*(d for d in range(rank) if d in coordinates), *(d for d in range(rank) if d not in coordinates))
     if order == tuple(range(rank)):
         return shape, coordinates, list(sources)
-    moved = [mover.permute(source, order) for source in sources]
-    return (
-        moved[0].shape,
-        tuple(order.index(coordinate) if coordinate >= 0 else coordinate for coordinate in coordinates),
-        moved,
-    )
+    places = tuple(order.index(coordinate) if coordinate >= 0 else coordinate for coordinate in coordinates)
+    return tuple(shape[dim] for dim in order), places, [mover.permute(source, order) for source in sources]

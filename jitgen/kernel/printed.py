@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from jitgen.codegen import triton
 from jitgen.codegen.dialect import Dialect
+from jitgen.codegen.printing import Printed
 from jitgen.ir.body import Body, compute_dtype
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Kernel
@@ -189,6 +190,17 @@ class KernelContext:
         multiples += [1] * len(self.scalars)
         options = {"signature": signature, "multiples": multiples, "num_warps": warps}
         return {**options, **others, "enable_fp_fusion": False}
+
+
+@dataclass(frozen=True)
+class BodyContext(KernelContext):
+    """Presents a kernel of one body, whose instructions are printed one after another.
+
+    Attributes:
+        text: the printed lines of the body.
+    """
+
+    text: Printed
 
 
 def context_attributes(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jitgen.codegen.dialect import Dialect
-from jitgen.codegen.printing import Built, Printed, printed
+from jitgen.codegen.printing import Built, printed
 from jitgen.families.convolution import NAME
 from jitgen.families.convolution.layout import COUNTS, DIMENSIONS, SIZES, Layout, convolution_of, parameters
 from jitgen.families.convolution.schedule import Schedule
 from jitgen.ir.program import Kernel
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.printed import (
-    KernelContext,
+    BodyContext,
     PrintedOperand,
     context_attributes,
     printed_attributes,
@@ -28,20 +26,9 @@ _COMPUTE = {"float32": "Singles", "float64": "Wide", "int32": "Whole", "int64": 
 """By the accumulator's dtype, the arithmetic of ``gemm_compute.hpp``."""
 
 
-@dataclass(frozen=True)
-class ConvolutionContext(KernelContext):
-    """Presents the kernel to its template.
-
-    Attributes:
-        text: the printed lines of the body.
-    """
-
-    text: Printed
-
-
 def context(
     kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Schedule, dialect: Dialect
-) -> ConvolutionContext:
+) -> BodyContext:
     """Returns the context of ``kernel``."""
     (body,) = kernel.bodies
     text = printed(body.instructions, dialect, coarse=body.coarse)
@@ -53,12 +40,10 @@ def context(
     ]
     kinds = (f"{operand.role} {operand.dtype} {operand.kind}" for operand in operands)
     title = f"(rows, groups, outputs, pixels): {', '.join(kinds)}"
-    return ConvolutionContext(**context_attributes(kernel, declared, operands, dialect, [title]), text=text)
+    return BodyContext(**context_attributes(kernel, declared, operands, dialect, [title]), text=text)
 
 
-def build(
-    kernel: Kernel, layout: Layout, schedule: Schedule, convolution: ConvolutionContext, dialect: Dialect
-) -> Built:
+def build(kernel: Kernel, layout: Layout, schedule: Schedule, convolution: BodyContext, dialect: Dialect) -> Built:
     """Builds the template's context with the source's options."""
     (body,), contraction = kernel.bodies, convolution_of(kernel)
     (accumulator,) = {i.dtype for i in body.instructions if i.op == "contract"}

@@ -93,7 +93,6 @@ class ContractionContext:
         x_lines: statements of the prologue.
         x_scalars: (name, type) of run-time scalars that the prologue reads.
         x_value: expression of the activation's value.
-        x_type: type of that value.
         weight: operands of the weight: one dense tensor, or the tensors of a quantised one.
     """
 
@@ -106,7 +105,6 @@ class ContractionContext:
     x_lines: tuple[Line, ...]
     x_scalars: tuple[tuple[str, str], ...]
     x_value: str
-    x_type: str
     weight: tuple[GemmOperand, ...]
 
 
@@ -320,7 +318,6 @@ class _Region:
             x_lines=tuple(prologue.lines.values()),
             x_scalars=tuple(prologue.scalars.items()),
             x_value=prologue.names[last],
-            x_type=self.dialect.types[contraction.x[last].dtype],
             weight=tuple(self._operand(operand, prologue) for operand in contraction.weight),
         )
 

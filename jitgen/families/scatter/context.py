@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jitgen.codegen import environment, triton
@@ -19,7 +18,7 @@ from jitgen.kernel.layout import constant_in_row
 from jitgen.kernel.operands import WARP
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.printed import (
-    KernelContext,
+    BodyContext,
     PrintedOperand,
     context_attributes,
     printed_attributes,
@@ -31,20 +30,9 @@ from jitgen.kernel.render import renderer
 _READS = ("load", "iota")
 
 
-@dataclass(frozen=True)
-class ScatterContext(KernelContext):
-    """Presents the kernel as all dialects read it.
-
-    Attributes:
-        text: the printed lines of the body.
-    """
-
-    text: Printed
-
-
 def context(
     kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Schedule, dialect: Dialect
-) -> ScatterContext:
+) -> BodyContext:
     """Returns the context of ``kernel`` in ``dialect``."""
     (body,) = kernel.bodies
     text = printed(body.instructions, dialect, coarse=body.coarse)
@@ -53,10 +41,10 @@ def context(
         for operand in declared.operands
     ]
     title = title_of(body, [""] * len(body.operands), f", {body.row_rank} dimensions in order")
-    return ScatterContext(**context_attributes(kernel, declared, operands, dialect, [title]), text=text)
+    return BodyContext(**context_attributes(kernel, declared, operands, dialect, [title]), text=text)
 
 
-def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: ScatterContext, dialect: Dialect) -> Built:
+def build(kernel: Kernel, layout: Layout, schedule: Schedule, scatter: BodyContext, dialect: Dialect) -> Built:
     """Builds the template's context with the source's options."""
     (body,) = kernel.bodies
     text = scatter.text

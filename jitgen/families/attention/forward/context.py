@@ -60,12 +60,10 @@ class Attention(Frame):
 
     factor_lines: tuple[Line, ...]
     factor: str
-    factor_scalars: dict[str, str]
     linear: bool
     query: tuple[Operand, ...]
     query_lines: tuple[Line, ...]
     query_value: str
-    query_scalars: dict[str, str]
     key: Operand
     value: Operand
     computed_key: Computed | None
@@ -132,12 +130,10 @@ def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule
         **frame_attributes(kernel, layout, declared, operands, probabilities.dtype, dialect),
         factor_lines=tuple(of_factor.lines.values()),
         factor=of_factor.names[len(scale.factor) - 1] if scale.factor else "",
-        factor_scalars=dict(of_factor.scalars),
         linear=scale.linear,
         query=tuple(operands[i.attr] for i in queries.x if i.op in ("load", "iota")),
         query_lines=tuple(of_query.lines.values()),
         query_value=of_query.names[len(queries.x) - 1],
-        query_scalars=dict(of_query.scalars),
         key=operands[queries.weight[0]],
         value=operands[probabilities.weight[0]],
         computed_key=computed(queries),
