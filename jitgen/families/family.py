@@ -195,64 +195,26 @@ class SizeBuckets:
 # ------------------------------------------------------------------------------------------------------- the family
 
 
-def _keep_values(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
-    return values
-
-
-def _keep_region(region: Region, partition: Partition, memories: Sequence[Strided]) -> Region:
-    return region
-
-
-def _keep_graph(graph: Graph, mover: Mover, device: Device) -> Graph:
-    return graph
-
-
-def _never_merge(left: Region, right: Region) -> Region | None:
-    return None
-
-
-def _never_join(bodies: Sequence[Body], body: Body) -> bool:
-    return False
-
-
 def _plain_body(
     region: Region, numbers: Sequence[int], shapes: Sequence[Shape], scalars: list[tuple[Expr, str]]
 ) -> Body:
     return BodyBuilder(shapes, scalars).lower(region, numbers)
 
 
-def _keep_schedule(kernel: Kernel, geometries: Sequence[Any], schedule: Any, device: Device) -> Any:
-    return schedule
-
-
-def _no_maps(
-    kernel: Kernel, layouts: Sequence[Any], geometries: Sequence[Any], settled: Any, device: Device
-) -> Sequence[MappedTensor]:
-    return ()
-
-
-def _keep_kernel(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
-    return None
-
-
-def _no_buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> Sequence[SizeBuckets]:
-    return ()
-
-
-def _own_decision(question: Question, device: Device) -> Decision:
-    return question.decide(device)
-
-
 def _plain_problem(kernel: Kernel, layouts: Sequence[Any], geometries: Sequence[Any], device: Device) -> Problem:
     return Problem(kernel, tuple(layouts), tuple(geometries))
 
 
-def _no_facts(problem: Any, device: Device) -> Mapping[str, Any] | None:
-    return None
+def _keep(kept: Any, *_: Any) -> Any:
+    return kept
 
 
-def _no_cost(problem: Any, candidate: Any, device: Device) -> float:
-    return 0.0
+def _none(*_: Any) -> None:
+    """Stands for what a family has none of: no other kernel, no facts, regions that stay two."""
+
+
+def _empty(*_: Any) -> tuple[()]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -311,21 +273,21 @@ class Family:
     work: Callable[[Kernel, Sequence[Any], Any], Work]
     explain: Callable[[Kernel, Sequence[Any], Any, Device], list[str]]
     problem: Callable[[Kernel, Sequence[Any], Sequence[Any], Device], Any] = _plain_problem
-    cost: Callable[[Any, Any, Device], float] = _no_cost
-    facts: Callable[[Any, Device], Mapping[str, Any] | None] = _no_facts
-    tensor_maps: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Sequence[MappedTensor]] = _no_maps
-    settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = _keep_schedule
-    recognise: Callable[[Graph, Mover, Device], Graph] = _keep_graph
-    respell: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
-    plan: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
-    rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep_values
-    merge: Callable[[Region, Region], Region | None] = _never_merge
-    legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep_region
+    cost: Callable[[Any, Any, Device], float] = lambda problem, candidate, device: 0.0
+    facts: Callable[[Any, Device], Mapping[str, Any] | None] = _none
+    tensor_maps: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Sequence[MappedTensor]] = _empty
+    settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = lambda kernel, geometries, schedule, device: schedule
+    recognise: Callable[[Graph, Mover, Device], Graph] = _keep
+    respell: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep
+    plan: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep
+    rewrite_values: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep
+    merge: Callable[[Region, Region], Region | None] = _none
+    legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep
     body: Callable[[Region, Sequence[int], Sequence[Shape], list[tuple[Expr, str]]], Body] = _plain_body
-    joins: Callable[[Sequence[Body], Body], bool] = _never_join
-    rewrite_kernel: Callable[[Kernel, Call, Device], KernelRewrite | None] = _keep_kernel
-    decide: Callable[[Any, Device], Decision] = _own_decision
-    buckets: Callable[[Graph, Mapping[str, Any], Device], Sequence[SizeBuckets]] = _no_buckets
+    joins: Callable[[Sequence[Body], Body], bool] = lambda bodies, body: False
+    rewrite_kernel: Callable[[Kernel, Call, Device], KernelRewrite | None] = _none
+    decide: Callable[[Any, Device], Decision] = lambda question, device: question.decide(device)
+    buckets: Callable[[Graph, Mapping[str, Any], Device], Sequence[SizeBuckets]] = _empty
     templates: Path | None = None
     code: Path | None = None
 
