@@ -49,7 +49,7 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
     group = column // sizes.group
 
     def of_group(name: str) -> Tensor:
-        inner = _row_in_block(token.layout, row)
+        inner = ((row & 7) << 1) + (row >> 3 & 1) if token.layout in ("mma", "mma8") else row & 15
         tensor = named[name]
         if token.layout == "rows":
             return tensor[row, group]
@@ -70,11 +70,6 @@ def rows(tensors: Sequence[Tensor], token: Token, index: Tensor) -> Tensor:
     if format.smoothed:
         scales = scales * named["smoothing"][0, column].to(compute)
     return (values * scales).to(token.dtype)
-
-
-def _row_in_block(layout: str, row: Tensor) -> Tensor:
-    """Returns the index of a row's scales among those of its block of 16."""
-    return ((row & 7) << 1) + (row >> 3 & 1) if layout in ("mma", "mma8") else row & 15
 
 
 # ------------------------------------------------------------------------------------------------------------ addresses

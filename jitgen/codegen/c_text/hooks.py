@@ -62,15 +62,6 @@ def macros_of(texts: tuple[str, ...]) -> dict[str, list[Token]]:
     return macros
 
 
-def _loops(tokens: Sequence[Token]) -> list[range]:
-    """Returns the places of the loops among ``tokens``."""
-    return [
-        range(number, _end_of_statement(tokens, number) + 1)
-        for number, token in enumerate(tokens)
-        if token.text in ("for", "while", "do") and token.kind == "name"
-    ]
-
-
 def _end_of_statement(tokens: Sequence[Token], number: int) -> int:
     """Returns the place of the last token of the statement at ``number``."""
     while number < len(tokens) and (tokens[number].kind == "directive" or _is_attribute(tokens, number)):
@@ -129,7 +120,11 @@ def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[H
     macros = macros_of((definition.text, *others))
     pointers = {parameter.name: parameter for parameter in definition.parameters if parameter.is_pointer}
     hooks: list[Hook] = []
-    loops = _loops(body)
+    loops = [
+        range(number, _end_of_statement(body, number) + 1)
+        for number, token in enumerate(body)
+        if token.text in ("for", "while", "do") and token.kind == "name"
+    ]
     explained: set[int] = set()
     refusals: dict[str, str] = {}
 

@@ -231,7 +231,7 @@ def is_computed_at_loads(node: Node, number: int, users: Collection[Node], parti
     others = [
         user for user in users if user.kind is not LAUNCH or (user.inputs, user.attrs._replace(result=-1)) != launch
     ]
-    computed = _operations_of(operand)
+    computed = [node for node in walked([operand], _pointwise_operands) if node.kind.is_pointwise]
     flops = sum(flops_of(one.op) for one in computed)
     has_products = accumulators.has_products(node.attrs.kernel.text)
     most = FLOPS_OF_A_TILE if has_products else FLOPS_OF_A_LOAD
@@ -248,7 +248,3 @@ def is_computed_at_loads(node: Node, number: int, users: Collection[Node], parti
     ):
         refusal = "its operands are too many, of 8-bit floats, or no tensors"
     return _asked(node, number, splices.LOAD, refusal, partition)
-
-
-def _operations_of(root: Node) -> list[Node]:
-    return [node for node in walked([root], _pointwise_operands) if node.kind.is_pointwise]

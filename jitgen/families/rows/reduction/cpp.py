@@ -152,7 +152,7 @@ class _Builder:
             "outlet_arguments": "".join(f", {name}" for _, name in outlets),
             "ahead": AHEAD,
             "scratch_rows": self._scratch_rows(),
-            "scratch_bytes": self._scratch_bytes(),
+            "scratch_bytes": sum(item_size(dtype) for _, dtype in self.scratch_values.values()),
         }
 
     # ------------------------------------------------------------------------------------------------- parameters
@@ -368,10 +368,6 @@ class _Builder:
                 if self._cost(int(name[1:]), scratch) >= COSTLY:
                     scratch[name] = types[name]
         return scratch
-
-    def _scratch_bytes(self) -> int:
-        """Counts the bytes of all scratch rows for one element."""
-        return sum(item_size(dtype) for _, dtype in self.scratch_values.values())
 
     def _scratch_rows(self) -> list[dict[str, Any]]:
         """Lays out the scratch rows one after another, the widest first, so that each is aligned; ``offset`` in bytes
