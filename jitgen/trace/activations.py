@@ -223,7 +223,7 @@ def threshold(trace: Trace, input: Node, threshold: float, value: float, inplace
 @floats_only
 def glu(trace: Trace, input: Node, dim: int = -1) -> Node:
     size = input.shape[dimension(input, dim)]
-    if not trace.guards.decide(symbols.compare("eq", symbols.mod(size, 2), 0)):
+    if not trace.guards.equal(symbols.mod(size, 2), 0):
         raise ValueError(f"glu halves a dimension, which has {trace.guards.hint(size)} elements here")
     values, gates = chunk(trace, input, 2, dim)
     return pointwise(trace, "mul", values, pointwise(trace, "sigmoid", gates))

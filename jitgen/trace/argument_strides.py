@@ -38,7 +38,7 @@ def is_row_major(tensor: torch.Tensor) -> bool:
 def is_contiguous(trace: Trace, node: Node) -> bool:
     """Returns whether torch would call ``node``, an argument or a view of one, contiguous; a guard says so."""
     of_dims = zip(node.shape, strides_of(trace, node), row_major(node.shape), strict=True)
-    return all(size == 1 or trace.guards.decide(symbols.compare("eq", own, due)) for size, own, due in of_dims)
+    return all(size == 1 or trace.guards.equal(own, due) for size, own, due in of_dims)
 
 
 def strides_of(trace: Trace, node: Node) -> Strides:

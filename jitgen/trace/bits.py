@@ -73,7 +73,7 @@ def _taken_apart(trace: Trace, node: Node, dtype: str, count: int) -> Node:
 
 def _require_whole(trace: Trace, node: Node, dtype: str, count: int) -> None:
     length = node.shape[-1]
-    if not trace.guards.decide(symbols.compare("eq", symbols.mod(length, count), 0)):
+    if not trace.guards.equal(symbols.mod(length, count), 0):
         raise ValueError(
             f"view({DTYPES[dtype]}) makes one element of {count}, and the last size, {trace.guards.hint(length)}, is "
             "not divisible by that; slice or pad it first"

@@ -63,7 +63,7 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
             f"a matrix product of {x.dtype} is not supported; convert the operands to one of {', '.join(FACTORS)}"
         )
     length, other = x.shape[-1], weight.shape[-1]
-    if length != other and not trace.guards.decide(symbols.compare("eq", length, other)):
+    if length != other and not trace.guards.equal(length, other):
         left, right = (tuple(map(trace.guards.hint, node.shape)) for node in (x, weight))
         raise ValueError(f"shapes {left} and {right[::-1]} cannot be multiplied: {left[-1]} is not {right[-1]}")
     precision = matmul_precision() if x.dtype == "float32" else "ieee"  # a CPU has no tf32: there, both mean ieee
@@ -133,7 +133,7 @@ def _check_batches(name: str, trace: Trace, left: Node, right: Node) -> None:
             f"{name} takes two batches of matrices, got {len(left.shape)} and {len(right.shape)} dimensions"
         )
     sizes = left.shape[0], right.shape[0]
-    if sizes[0] != sizes[1] and not trace.guards.decide(symbols.compare("eq", *sizes)):
+    if sizes[0] != sizes[1] and not trace.guards.equal(*sizes):
         raise ValueError(f"{name}: the batches differ in size")
 
 
@@ -183,7 +183,7 @@ def dot(trace: Trace, input: Node, other: Node) -> Node:
         raise UnsupportedError("dot takes two vectors; write a product with @ otherwise")
     if input.dtype != other.dtype:
         raise TypeError(f"expected both operands to have the same dtype, but got {input.dtype} and {other.dtype}")
-    if input.shape != other.shape and not trace.guards.decide(symbols.compare("eq", input.shape[0], other.shape[0])):
+    if input.shape != other.shape and not trace.guards.equal(input.shape[0], other.shape[0]):
         raise ValueError("dot: the vectors differ in length")
     product = pointwise(trace, "mul", input, other)
     total = reduce(trace, "sum", product, (0,))
@@ -380,7 +380,7 @@ def _diagonals(trace: Trace, names: list[str], node: Node) -> tuple[list[str], N
         first = names.index(repeated)
         second = names.index(repeated, first + 1)
         size = node.shape[first]
-        if not trace.guards.decide(symbols.compare("eq", size, node.shape[second])):
+        if not trace.guards.equal(size, node.shape[second]):
             raise ValueError(f"einsum: dimension {repeated} has sizes that differ")
         order = [dim for dim in range(len(names)) if dim not in (first, second)]
         rest = tuple(node.shape[dim] for dim in order)

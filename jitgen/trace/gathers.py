@@ -38,7 +38,7 @@ def gathered(trace: Trace, source: Node, indices: Sequence[Node], coordinates: S
     """
     for dim, coordinate in enumerate(coordinates):
         if coordinate < 0 and not trace.guards.decide(symbols.compare("ge", source.shape[dim], 1)):
-            if trace.guards.decide(symbols.compare("eq", symbols.product(shape), 0)):
+            if trace.guards.equal(symbols.product(shape), 0):
                 return filled(trace, operand(trace, 0, source.dtype), tuple(shape))
             raise IndexError(f"dimension {dim} has no elements to index")
     operands = [expand(trace, trace.cast(index, "int64"), shape) for index in indices]
@@ -128,7 +128,7 @@ def first_elements(trace: Trace, node: Node, shape: Shape, dim: int, what: str) 
     if len(node.shape) != len(shape):
         raise ValueError(f"the index has {len(shape)} dimensions, {what} has {len(node.shape)}")
     for other, (size, wanted) in enumerate(zip(node.shape, shape, strict=True)):
-        if other == dim or trace.guards.decide(symbols.compare("eq", size, wanted)):
+        if other == dim or trace.guards.equal(size, wanted):
             continue
         if not trace.guards.decide(symbols.compare("ge", size, wanted)):
             raise ValueError(f"the index has more elements than {what} along dimension {other}")
@@ -144,7 +144,7 @@ def index_select(trace: Trace, input: Node, dim: int, index: Node) -> Node:
         raise IndexError("the index of index_select must have at most one dimension")
     dim, index = dimension(input, dim), at_least_1d(trace, index)
     if not input.shape:
-        if not trace.guards.decide(symbols.compare("eq", index.shape[0], 1)):
+        if not trace.guards.equal(index.shape[0], 1):
             raise IndexError("the index of index_select of a 0-d tensor must have one element")
         return view(trace, gathered(trace, unsqueeze(trace, input, 0), [index], (-1,), (1,)), ("squeeze", 0), ())
     rank = len(input.shape)

@@ -129,7 +129,7 @@ def _are_equal(trace: Trace, left: Shape, right: Shape) -> bool:
     """Returns whether two shapes are equal in this call; then guards say so."""
     here = [tuple(map(trace.guards.hint, shape)) for shape in (left, right)]
     pairs = zip(left, right, strict=False)
-    return here[0] == here[1] and all(trace.guards.decide(symbols.compare("eq", *pair)) for pair in pairs)
+    return here[0] == here[1] and all(trace.guards.equal(*pair) for pair in pairs)
 
 
 def of_batches(trace: Trace, x: Node, weight: Node) -> Node:
@@ -147,7 +147,7 @@ def _iota(trace: Trace, size: Any) -> Node:
 
 
 def _same(trace: Trace, left: Any, right: Any, what: str) -> None:
-    if left != right and not trace.guards.decide(symbols.compare("eq", left, right)):
+    if left != right and not trace.guards.equal(left, right):
         raise ValueError(
             f"grouped_mm: {what} is {trace.guards.hint(left)} of one and {trace.guards.hint(right)} of another"
         )

@@ -52,6 +52,10 @@ class Guards:
         """Returns whether ``condition`` holds in this call, and makes the answer a guard."""
         return bool(self.value(condition))
 
+    def equal(self, left: Any, right: Any) -> bool:
+        """Returns whether two sizes or numbers are equal in this call, and makes the answer a guard."""
+        return self.decide(symbols.compare("eq", left, right))
+
     def hint(self, expr: Any) -> Any:
         """Returns the value of ``expr`` in this call, without a guard."""
         return symbols.evaluate(expr, self.hints)

@@ -112,7 +112,7 @@ class Listed:
 
     def index(self, trace: Trace, size: Any) -> Node:
         """Makes a tensor of indices along a dimension of ``size`` from the list."""
-        if self.size is not None and not trace.guards.decide(symbols.compare("eq", size, self.size)):
+        if self.size is not None and not trace.guards.equal(size, self.size):
             raise IndexError(f"a list of {self.size} bools indexes a dimension of size {trace.guards.hint(size)}")
         numbers, shape = listed_numbers(self.numbers)
         if not all(symbols.kind_of(unwrap(number)) == "int" for number in numbers):
@@ -295,7 +295,7 @@ def chunk(trace: Trace, input: Node, chunks: Any, dim: int = 0) -> tuple[Node, .
     if wanted <= 0:
         raise ValueError(f"chunk expects a positive number of chunks, not {wanted}")
     size = input.shape[dim]
-    if trace.guards.decide(symbols.compare("eq", symbols.mod(size, wanted), 0)):
+    if trace.guards.equal(symbols.mod(size, wanted), 0):
         length = symbols.floordiv(size, wanted)
         return _pieces(trace, input, dim, [length] * wanted)
     return split(trace, input, -(-trace.guards.value(size) // wanted), dim)
@@ -308,11 +308,11 @@ def split(trace: Trace, input: Node, split_size_or_sections: Any, dim: int = 0) 
     if isinstance(sections, (tuple, list)):
         sizes = list(sizes_of(trace, sections))
         total = symbols.total(sizes)
-        if not trace.guards.decide(symbols.compare("eq", total, size)):
+        if not trace.guards.equal(total, size):
             raise ValueError(f"split sizes {sections} do not add up to {trace.guards.hint(size)}")
         return _pieces(trace, input, dim, sizes)
     length = int(sections)
-    if length == 0 and trace.guards.decide(symbols.compare("eq", size, 0)):
+    if length == 0 and trace.guards.equal(size, 0):
         return (input,)
     if length <= 0:
         raise ValueError("split expects a positive size")
@@ -343,9 +343,7 @@ def cat(trace: Trace, tensors: Any, dim: int = 0) -> Node:
         if len(node.shape) != len(nodes[0].shape) or not node.shape:
             raise ValueError("cat: tensors must have the same number of dimensions, at least one")
         for other in range(len(node.shape)):
-            if other != joined and not trace.guards.decide(
-                symbols.compare("eq", node.shape[other], nodes[0].shape[other])
-            ):
+            if other != joined and not trace.guards.equal(node.shape[other], nodes[0].shape[other]):
                 raise ValueError(f"cat: sizes differ in dimension {other}")
     total: Any = symbols.total(node.shape[joined] for node in nodes)
     shape = (*nodes[0].shape[:joined], total, *nodes[0].shape[joined + 1 :])
@@ -371,7 +369,7 @@ def _rejoined(trace: Trace, pieces: list[Node], dim: int) -> Node | None:
         if piece.inputs[0] is not source or piece.attrs[2] != end:
             return None
         end = symbols.add(end, piece.shape[dim])
-    if start == 0 and trace.guards.decide(symbols.compare("eq", end, source.shape[dim])):
+    if start == 0 and trace.guards.equal(end, source.shape[dim]):
         return source
     shape = (*source.shape[:dim], symbols.sub(end, start), *source.shape[dim + 1 :])
     return view(trace, source, ("slice", dim, start, 1), shape)

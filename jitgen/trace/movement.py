@@ -98,12 +98,10 @@ def to_shape(trace: Trace, input: Node, shape: tuple[Any, ...]) -> Node:
         size = symbols.floordiv(count, known)
         if symbols.mul(size, known) != count:
             remainder = symbols.mod(count, known)
-            if not trace.guards.decide(symbols.compare("eq", remainder, 0)):
+            if not trace.guards.equal(remainder, 0):
                 raise ValueError(message)
         shape = (*shape[: unknown[0]], size, *shape[unknown[0] + 1 :])
-    elif symbols.product(shape) != count and not trace.guards.decide(
-        symbols.compare("eq", symbols.product(shape), count)
-    ):
+    elif symbols.product(shape) != count and not trace.guards.equal(symbols.product(shape), count):
         raise ValueError(message)
     return input if shape == input.shape else view(trace, input, ("reshape",), shape)
 
@@ -151,7 +149,7 @@ def squeeze(trace: Trace, input: Node, dim: Any = None) -> Node:
     chosen = dimensions(input, tuple(range(len(input.shape))) if dim is None else dim)
     for removed in sorted(chosen, reverse=True) if input.shape else ():
         size = input.shape[removed]
-        if trace.guards.decide(symbols.compare("eq", size, 1)):
+        if trace.guards.equal(size, 1):
             input = view(trace, input, ("squeeze", removed), (*input.shape[:removed], *input.shape[removed + 1 :]))
     return input
 

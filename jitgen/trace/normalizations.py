@@ -102,7 +102,7 @@ def _check_normalized(trace: Trace, input: Node, normalized_shape: Any) -> tuple
     dims = _normalized_dims(input, normalized_shape)
     sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
     for dim, size in zip(dims, sizes, strict=True):
-        if not trace.guards.decide(symbols.compare("eq", input.shape[dim], unwrap(size))):
+        if not trace.guards.equal(input.shape[dim], unwrap(size)):
             here = tuple(map(trace.guards.hint, input.shape))
             raise ValueError(f"normalized_shape {tuple(sizes)} does not fit the last dimensions of {here}")
     return dims
@@ -184,7 +184,7 @@ def group_norm(
     if len(input.shape) < 2:
         raise ValueError(f"group_norm takes (N, C, ...), got {len(input.shape)} dimensions")
     rows, channels, *spatial = input.shape
-    if not trace.guards.decide(symbols.compare("eq", symbols.mod(channels, groups), 0)):
+    if not trace.guards.equal(symbols.mod(channels, groups), 0):
         raise ValueError(f"{trace.guards.hint(channels)} channels cannot be divided into {num_groups} groups")
     _check_parameters(trace, input, weight, bias, (channels,))
     own = symbols.floordiv(channels, groups)

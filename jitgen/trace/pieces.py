@@ -72,7 +72,7 @@ def _in_phases(trace: Trace, base: Node, movements: Movements) -> tuple[Node, Mo
         return None
     split = (*base.shape[:dim], shape[dim], step, *base.shape[dim + 1 :])
     number = _number(base)
-    if number is not None and trace.guards.decide(symbols.compare("eq", count, base.shape[dim])):
+    if number is not None and trace.guards.equal(count, base.shape[dim]):
         phases = filled(trace, number, split)
     elif base.kind is VIEW and base.attrs.kind == "reshape" and _same(trace, base.inputs[0].shape, split):
         phases = base.inputs[0]
@@ -86,7 +86,7 @@ def _in_phases(trace: Trace, base: Node, movements: Movements) -> tuple[Node, Mo
 
 def _same(trace: Trace, shape: Shape, other: Shape) -> bool:
     return len(shape) == len(other) and all(
-        trace.guards.decide(symbols.compare("eq", size, wanted)) for size, wanted in zip(shape, other, strict=True)
+        trace.guards.equal(size, wanted) for size, wanted in zip(shape, other, strict=True)
     )
 
 

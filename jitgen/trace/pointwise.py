@@ -168,7 +168,7 @@ def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
         return divisor
     if is_number(divisor):
         wrapped = rounded(divisor, dtype) if is_constant(divisor) else _wrapped(unwrap(divisor), dtype)
-        if trace.guards.decide(symbols.compare("eq", wrapped, 0)):
+        if trace.guards.equal(wrapped, 0):
             raise ZeroDivisionError(f"integer division by zero: {trace.guards.hint(unwrap(divisor))} as {dtype}")
         return divisor
     if trace.device.type != "cpu" or divisor.kind is CONST:

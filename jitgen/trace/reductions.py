@@ -80,7 +80,7 @@ def as_float(trace: Trace, input: Node, dtype: torch.dtype | None = None) -> Nod
 
 def _nonempty(trace: Trace, input: Node, dims: Sequence[int]) -> None:
     """Refuses to reduce nothing; that there is something becomes a guard."""
-    if any(trace.guards.decide(symbols.compare("eq", input.shape[dim], 0)) for dim in dims):
+    if any(trace.guards.equal(input.shape[dim], 0) for dim in dims):
         raise IndexError("expected the reduced dimensions to have a size other than 0")
 
 
@@ -230,7 +230,7 @@ def _without_freedom(
         value = pointwise(trace, "abs", value)
     moved = pointwise(trace, "add", value, moves)
     total = reduce(trace, "sum", pointwise(trace, "mul", moved, moved), dims)
-    if whole or trace.guards.decide(symbols.compare("eq", freedom, 0)):
+    if whole or trace.guards.equal(freedom, 0):
         return pointwise(trace, "div", total, zero)
     infinite = trace.detached(pointwise(trace, "div", total, zero))
     moves = pointwise(trace, "sub", total, trace.detached(total))

@@ -59,7 +59,7 @@ def scaled_dot_product_attention(
     query, key, value, mask = _grouped(trace, query, key, value, attn_mask, enable_gqa)
     factor = unwrap(scale)
     if factor is None:  # Scores without a depth are zeros, whatever they are multiplied with.
-        deep = not trace.guards.decide(symbols.compare("eq", shape[-1], 0))
+        deep = not trace.guards.equal(shape[-1], 0)
         factor = symbols.truediv(1.0, symbols.power(shape[-1], 0.5)) if deep else 1.0
     scores = pointwise(trace, "mul", matmul(trace, query, mT(trace, key)), factor)
     if mask is not None:
@@ -82,10 +82,10 @@ def _grouped(
     if not enable_gqa or len(query.shape) < 3 or query.shape[-3] == key.shape[-3] == value.shape[-3]:
         return query, key, value, mask
     heads, groups = query.shape[-3], key.shape[-3]
-    same = trace.guards.decide(symbols.compare("eq", groups, value.shape[-3]))
-    if trace.guards.decide(symbols.compare("eq", heads, groups)) and same:
+    same = trace.guards.equal(groups, value.shape[-3])
+    if trace.guards.equal(heads, groups) and same:
         return query, key, value, mask
-    if not same or not trace.guards.decide(symbols.compare("eq", symbols.mod(heads, groups), 0)):
+    if not same or not trace.guards.equal(symbols.mod(heads, groups), 0):
         counts = ", ".join(str(trace.guards.hint(shared.shape[-3])) for shared in (query, key, value))
         raise ValueError(f"enable_gqa: the heads of query, key and value do not divide: {counts}")
     shared = symbols.floordiv(heads, groups)
@@ -99,7 +99,7 @@ def _grouped(
         return view(trace, node, ("unsqueeze", dim), (*node.shape[:dim], 1, *node.shape[dim:]))
 
     if mask is not None and len(mask.shape) > 2:
-        one = trace.guards.decide(symbols.compare("eq", mask.shape[-3], 1))
+        one = trace.guards.equal(mask.shape[-3], 1)
         mask = single(mask) if one else split(mask)
     return split(query), single(key), single(value), mask
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir import symbols
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import VIEW
@@ -212,7 +211,7 @@ def _along(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: 
         if here != wanted:
             raise ValueError(f"the source has shape {here}, expected {wanted}")
         for size, other in zip(source.shape, shape, strict=True):
-            trace.guards.decide(symbols.compare("eq", size, other))
+            trace.guards.equal(size, other)
         source = expand(trace, source, shape)
     else:
         source = filled(trace, element(trace, source, input.dtype), shape)
@@ -285,7 +284,7 @@ def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:
 
 def _without_leading_ones(trace: Trace, value: Node, rank: int) -> Node:
     """Drops leading dimensions of size 1, as long as ``value`` has more than ``rank`` dimensions."""
-    while len(value.shape) > rank and trace.guards.decide(symbols.compare("eq", value.shape[0], 1)):
+    while len(value.shape) > rank and trace.guards.equal(value.shape[0], 1):
         value = view(trace, value, ("squeeze", 0), value.shape[1:])
     return value
 
@@ -311,7 +310,7 @@ def _masked(trace: Trace, input: Node, key: tuple[Any, ...], mask: Node, value: 
     if rest < 0 or at < 0:
         raise IndexError("too many indices for the tensor")
     for size, other in zip(mask.shape, input.shape[at:], strict=False):
-        if not trace.guards.decide(symbols.compare("eq", size, other)):
+        if not trace.guards.equal(size, other):
             raise IndexError("the mask has another shape than the dimensions that it indexes")
     value = _without_leading_ones(trace, value, rest)
     if len(value.shape) > rest or (at and value.shape):

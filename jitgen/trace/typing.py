@@ -96,7 +96,7 @@ def _broadcast_size(trace: Trace, left: Any, right: Any, shapes: Sequence[Shape]
         return right
     here = trace.guards.hint(left), trace.guards.hint(right)
     if here[0] == here[1]:
-        trace.guards.decide(symbols.compare("eq", left, right))
+        trace.guards.equal(left, right)
         return left if not isinstance(left, Expr) else right if not isinstance(right, Expr) else left
     if here[1] == 1:
         trace.guards.value(right)
@@ -283,7 +283,7 @@ def require_shape(trace: Trace, node: Node, shape: Shape, what: str) -> None:
     if here != wanted:
         raise ValueError(f"{what} has shape {here}, expected {wanted}")
     for size, other in zip(node.shape, shape, strict=True):
-        trace.guards.decide(symbols.compare("eq", size, other))
+        trace.guards.equal(size, other)
 
 
 def floats_only(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.errors import TraceError, UnsupportedError
-from jitgen.ir import symbols
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
 from jitgen.ir.custom_gradients import is_detached
 from jitgen.ir.graph import Node
@@ -173,7 +172,7 @@ def _stored(trace: Trace, proxy: TensorProxy, value: Node, name: str) -> Node:
     """Returns ``value`` as the memory of ``proxy`` has it: in its shape and dtype."""
     shape = proxy.value.shape
     same = len(value.shape) == len(shape) and all(
-        trace.guards.decide(symbols.compare("eq", new, old)) for new, old in zip(value.shape, shape, strict=True)
+        trace.guards.equal(new, old) for new, old in zip(value.shape, shape, strict=True)
     )
     if not same:
         raise TraceError(
