@@ -23,7 +23,7 @@ from jitgen.spec import DTYPES
 from jitgen.trace.cut_weights import with_whole_tiles
 from jitgen.trace.groups import by_codes, by_ids, by_several_ids, is_chosen, mT, of_batches, stored_columns
 from jitgen.trace.guards import matmul_precision
-from jitgen.trace.movement import permuted, view
+from jitgen.trace.movement import permuted, squeezed, unsqueeze, view
 from jitgen.trace.reductions import reduce, sum_
 from jitgen.trace.table import row
 from jitgen.trace.typing import broadcast_shapes, expand, pointwise, require_computable, require_range, result_dtype
@@ -81,10 +81,6 @@ def transposed(trace: Trace, node: Node) -> Node:
     return view(trace, node, ("permute", (1, 0)), (node.shape[1], node.shape[0]))
 
 
-def _row_vector(trace: Trace, node: Node) -> Node:
-    return view(trace, node, ("unsqueeze", 0), (1, node.shape[0]))
-
-
 @row("matmul", weights=True)
 def matmul(trace: Trace, input: Node, other: Node) -> Node:
     if not input.shape or not other.shape:
@@ -94,11 +90,9 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
     if len(other.shape) > 2:
         return _batched(trace, input, other)
     if len(input.shape) == 1:
-        product = contract(trace, _row_vector(trace, input), transposed(trace, other))
-        return view(trace, product, ("squeeze", 0), product.shape[1:])
+        return squeezed(trace, contract(trace, unsqueeze(trace, input, 0), transposed(trace, other)), 0)
     if len(other.shape) == 1:
-        product = contract(trace, input, _row_vector(trace, other))
-        return view(trace, product, ("squeeze", len(product.shape) - 1), product.shape[:-1])
+        return squeezed(trace, contract(trace, input, unsqueeze(trace, other, 0)), -1)
     return contract(trace, input, transposed(trace, other))
 
 
@@ -112,8 +106,7 @@ def _batched(trace: Trace, input: Node, other: Node) -> Node:
             "it, or let the activation stand on the left"
         )
     if len(input.shape) == 1:
-        product = _batched(trace, _row_vector(trace, input), other)
-        return view(trace, product, ("squeeze", len(product.shape) - 2), (*product.shape[:-2], product.shape[-1]))
+        return squeezed(trace, _batched(trace, unsqueeze(trace, input, 0), other), -2)
     batch = broadcast_shapes(trace, input.shape[:-2], other.shape[:-2])
     left = expand(trace, input, (*batch, *input.shape[-2:]))
     right = expand(trace, other, (*batch, *other.shape[-2:]))
@@ -185,18 +178,15 @@ def dot(trace: Trace, input: Node, other: Node) -> Node:
         raise TypeError(f"expected both operands to have the same dtype, but got {input.dtype} and {other.dtype}")
     if input.shape != other.shape and not trace.guards.equal(input.shape[0], other.shape[0]):
         raise ValueError("dot: the vectors differ in length")
-    product = pointwise(trace, "mul", input, other)
-    total = reduce(trace, "sum", product, (0,))
-    return view(trace, total, ("squeeze", 0), ())
+    return squeezed(trace, reduce(trace, "sum", pointwise(trace, "mul", input, other), (0,)), 0)
 
 
 @row("outer", "ger")
 def outer(trace: Trace, input: Node, vec2: Node) -> Node:
     if len(input.shape) != 1 or len(vec2.shape) != 1:
         raise ValueError(f"outer takes two vectors, got {len(input.shape)} and {len(vec2.shape)} dimensions")
-    column = view(trace, input, ("unsqueeze", 1), (input.shape[0], 1))
     op = "bitwise_and" if result_dtype(input, vec2) == "bool" else "mul"
-    return pointwise(trace, op, column, _row_vector(trace, vec2))
+    return pointwise(trace, op, unsqueeze(trace, input, 1), unsqueeze(trace, vec2, 0))
 
 
 @row("linear", weights=True)
@@ -208,8 +198,7 @@ def linear(trace: Trace, input: Node, weight: Node, bias: Node | None = None) ->
     if len(weight.shape) == 1:
         product = matmul(trace, input, weight)
     elif len(input.shape) == 1:
-        product = contract(trace, _row_vector(trace, input), weight)
-        product = view(trace, product, ("squeeze", 0), product.shape[1:])
+        product = squeezed(trace, contract(trace, unsqueeze(trace, input, 0), weight), 0)
     else:
         product = contract(trace, input, weight)
     if bias is None:
@@ -323,7 +312,7 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
     x = _reshaped(trace, x, (*shared, *(sizes[name] for name in rows), length))
     weight = _reshaped(trace, weight, (*shared, symbols.product(sizes[name] for name in columns), length))
     if not rows:
-        x = view(trace, x, ("unsqueeze", len(batch)), (*shared, 1, length))
+        x = unsqueeze(trace, x, len(batch))
     of_matrices = weight.is_weight and batch
     product = _batched(trace, x, mT(trace, weight)) if of_matrices else contract(trace, x, weight, len(batch))
     final = (*shared, *(sizes[name] for name in (*rows, *columns)))
@@ -421,7 +410,7 @@ def _broadcast(trace: Trace, names: list[str], node: Node, order: list[str], siz
     node = _ordered(trace, names, node, [name for name in order if name in names])
     for dim, name in enumerate(order):
         if name not in names:
-            node = view(trace, node, ("unsqueeze", dim), (*node.shape[:dim], 1, *node.shape[dim:]))
+            node = unsqueeze(trace, node, dim)
     return expand(trace, node, tuple(sizes[name] for name in order))
 
 
@@ -432,10 +421,7 @@ def _aligned(trace: Trace, names: list[str], node: Node, order: list[str], sizes
 
 def _ordered(trace: Trace, names: list[str], node: Node, order: list[str]) -> Node:
     """Permutes ``node`` to the dimensions in ``order``."""
-    permutation = tuple(names.index(name) for name in order)
-    if permutation == tuple(range(len(order))):
-        return node
-    return view(trace, node, ("permute", permutation), tuple(node.shape[dim] for dim in permutation))
+    return permuted(trace, node, [names.index(name) for name in order])
 
 
 def _reshaped(trace: Trace, node: Node, shape: tuple[Any, ...]) -> Node:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
-from jitgen.trace.movement import dimension, flatten, unsqueeze, view
+from jitgen.trace.movement import dimension, flatten, squeezed, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
@@ -116,7 +116,7 @@ def _gather(trace: Trace, input: Node, dim: int, index: Node) -> Node:
     source = first_elements(trace, source, index.shape, dim, "input")
     coordinates = [-1 if other == dim else other for other in range(len(source.shape))]
     result = gathered(trace, source, [index], coordinates, index.shape)
-    return result if shape else view(trace, result, ("squeeze", 0), ())
+    return result if shape else squeezed(trace, result, 0)
 
 
 def first_elements(trace: Trace, node: Node, shape: Shape, dim: int, what: str) -> Node:

@@ -19,7 +19,7 @@ from jitgen.spec import DTYPES
 from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.gathers import index_select
 from jitgen.trace.guards import matmul_precision
-from jitgen.trace.movement import view
+from jitgen.trace.movement import permuted, squeezed, unsqueeze, view
 from jitgen.trace.typing import expand, pointwise
 
 if TYPE_CHECKING:
@@ -85,13 +85,11 @@ def by_ids(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | Non
         if repeated:
             ids = expand(trace, ids, rows.shape[:1])
         if rows.shape[1] == 1:
-            row_ = view(trace, rows, ("squeeze", 1), (rows.shape[0], rows.shape[2]))
-            product = grouped(trace, row_, whole, ids, dtype or rows.dtype, "ids")
-            shape = (*product.shape[:1], *((1, product.shape[1]) if dim == 1 else (product.shape[1], 1)))
-            return view(trace, product, ("unsqueeze", dim), shape)
+            product = grouped(trace, squeezed(trace, rows, 1), whole, ids, dtype or rows.dtype, "ids")
+            return unsqueeze(trace, product, dim)
         batch = rows.shape[:2]
         flat = view(trace, rows, ("reshape",), (symbols.product(batch), rows.shape[2]))
-        of_rows = expand(trace, view(trace, ids, ("unsqueeze", 1), (batch[0], 1)), batch)
+        of_rows = expand(trace, unsqueeze(trace, ids, 1), batch)
         of_rows = view(trace, of_rows, ("reshape",), flat.shape[:1])
         product = grouped(trace, flat, whole, of_rows, dtype or rows.dtype, "ids")
         product = view(trace, product, ("reshape",), (*batch, product.shape[1]))
@@ -160,7 +158,7 @@ def stored_columns(trace: Trace, x: Node, weight: Node) -> Node:
     order = trace.quantized.column_order(weight)
     if order is None:
         return x
-    return index_select(trace, x, len(x.shape) - 1, view(trace, order, ("squeeze", 0), order.shape[1:]))
+    return index_select(trace, x, len(x.shape) - 1, squeezed(trace, order, 0))
 
 
 def by_codes(trace: Trace, product: Node) -> Node:
@@ -188,8 +186,7 @@ def by_codes(trace: Trace, product: Node) -> Node:
 def mT(trace: Trace, node: Node) -> Node:
     """Exchanges the last two dimensions of ``node``."""
     rank = len(node.shape)
-    order = (*range(rank - 2), rank - 1, rank - 2)
-    return view(trace, node, ("permute", order), tuple(node.shape[dim] for dim in order))
+    return permuted(trace, node, [*range(rank - 2), rank - 1, rank - 2])
 
 
 def without_swaps(node: Node) -> tuple[Node, bool]:

@@ -19,7 +19,7 @@ from jitgen.ir.nodes import GATHER, VIEW
 from jitgen.trace.contents import is_numpy
 from jitgen.trace.gathers import INDEX_DTYPES, MASKED, along, indexed, require_index
 from jitgen.trace.groups import without_swaps
-from jitgen.trace.movement import dimension, flatten, sizes_of, to_shape, unsqueeze, view
+from jitgen.trace.movement import dimension, flatten, sizes_of, squeezed, to_shape, unsqueeze, view
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.padding import MODES, padded
 from jitgen.trace.table import row
@@ -72,8 +72,7 @@ def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
     if not (inside and trace.guards.decide(symbols.compare("lt", start, size))):
         raise IndexError(f"index {index} is out of range for dimension {dim} of size {trace.guards.hint(size)}")
     shape = (*input.shape[:dim], 1, *input.shape[dim + 1 :])
-    one = view(trace, input, ("slice", dim, start, 1), shape)
-    return view(trace, one, ("squeeze", dim), (*input.shape[:dim], *input.shape[dim + 1 :]))
+    return squeezed(trace, view(trace, input, ("slice", dim, start, 1), shape), dim)
 
 
 MOST_NUMBERS = 64

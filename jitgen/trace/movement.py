@@ -144,13 +144,18 @@ def unsqueeze(trace: Trace, input: Node, dim: int) -> Node:
     return view(trace, input, ("unsqueeze", dim), (*input.shape[:dim], 1, *input.shape[dim:]))
 
 
+def squeezed(trace: Trace, input: Node, dim: int) -> Node:
+    """Removes dimension ``dim``, whose size is 1; a negative number counts from the end."""
+    dim %= len(input.shape)
+    return view(trace, input, ("squeeze", dim), (*input.shape[:dim], *input.shape[dim + 1 :]))
+
+
 @row("squeeze", view=True)
 def squeeze(trace: Trace, input: Node, dim: Any = None) -> Node:
     chosen = dimensions(input, tuple(range(len(input.shape))) if dim is None else dim)
     for removed in sorted(chosen, reverse=True) if input.shape else ():
-        size = input.shape[removed]
-        if trace.guards.equal(size, 1):
-            input = view(trace, input, ("squeeze", removed), (*input.shape[:removed], *input.shape[removed + 1 :]))
+        if trace.guards.equal(input.shape[removed], 1):
+            input = squeezed(trace, input, removed)
     return input
 
 
@@ -269,7 +274,7 @@ def repeat(trace: Trace, input: Node, *sizes: Any) -> Node:
     for dim, count in enumerate(counts):
         if count != 1:
             size = input.shape[dim]
-            copies = view(trace, input, ("unsqueeze", dim), (*input.shape[:dim], 1, *input.shape[dim:]))
+            copies = unsqueeze(trace, input, dim)
             copies = view(trace, copies, ("expand",), (*input.shape[:dim], count, *input.shape[dim:]))
             merged = (*input.shape[:dim], symbols.mul(count, size), *input.shape[dim + 1 :])
             input = view(trace, copies, ("reshape",), merged)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import CAST, CAT, VIEW
-from jitgen.trace.movement import view
+from jitgen.trace.movement import permuted, squeezed, unsqueeze, view
 from jitgen.trace.typing import filled
 
 if TYPE_CHECKING:
@@ -114,13 +114,11 @@ def _box_of(trace: Trace, base: Node, value: Node, movements: Movements) -> tupl
             return None
     for position in reversed([position for position, dim in enumerate(dims) if dim is None]):
         del dims[position]
-        value = view(trace, value, ("squeeze", position), (*value.shape[:position], *value.shape[position + 1 :]))
+        value = squeezed(trace, value, position)
     kept = [dim for dim in dims if dim is not None]
-    order = tuple(sorted(range(len(kept)), key=kept.__getitem__))
-    if order != tuple(range(len(kept))):
-        value = view(trace, value, ("permute", order), tuple(value.shape[source] for source in order))
+    value = permuted(trace, value, sorted(range(len(kept)), key=kept.__getitem__))
     for dim in (dim for dim in range(len(base.shape)) if dim not in kept):
-        value = view(trace, value, ("unsqueeze", dim), (*value.shape[:dim], 1, *value.shape[dim:]))
+        value = unsqueeze(trace, value, dim)
     return tuple(box), value
 
 

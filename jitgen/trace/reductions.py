@@ -21,7 +21,7 @@ from jitgen.ir.graph import Node, one_along, reduced_dims
 from jitgen.spec import DTYPES, dtype_name
 from jitgen.trace.derivatives import derived, shared, with_gradient
 from jitgen.trace.gathers import gather
-from jitgen.trace.movement import dimensions, flatten, unsqueeze, view
+from jitgen.trace.movement import dimensions, flatten, squeezed, unsqueeze
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.pointwise import power
 from jitgen.trace.selection import truth, where
@@ -57,7 +57,7 @@ def reduce(trace: Trace, kind: str, input: Node, dims: Sequence[int], dtype: str
 def squeeze_reduced(trace: Trace, node: Node, dims: Sequence[int], keepdim: bool = False) -> Node:
     """Removes the dimensions ``dims`` of a reduction, unless ``keepdim``."""
     for dim in () if keepdim else reversed(dims):
-        node = view(trace, node, ("squeeze", dim), (*node.shape[:dim], *node.shape[dim + 1 :]))
+        node = squeezed(trace, node, dim)
     return node
 
 

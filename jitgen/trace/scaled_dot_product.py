@@ -15,7 +15,7 @@ from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.trace.contractions import matmul
 from jitgen.trace.groups import mT
-from jitgen.trace.movement import view
+from jitgen.trace.movement import unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.reductions import broadcast_like, reduce
 from jitgen.trace.selection import where
@@ -95,8 +95,7 @@ def _grouped(
         return view(trace, node, ("reshape",), shape)
 
     def single(node: Node) -> Node:
-        dim = len(node.shape) - 2
-        return view(trace, node, ("unsqueeze", dim), (*node.shape[:dim], 1, *node.shape[dim:]))
+        return unsqueeze(trace, node, len(node.shape) - 2)
 
     if mask is not None and len(mask.shape) > 2:
         one = trace.guards.equal(mask.shape[-3], 1)
@@ -119,8 +118,7 @@ def _masked(trace: Trace, scores: Node, mask: Node, dtype: str) -> Node:
 
 def _indices(trace: Trace, size: Any, dim: int) -> Node:
     """Returns the indices below ``size``, as a row (``dim`` 0) or as a column."""
-    indices = trace.make("iota", (), "int64", (size,), (0,))
-    return view(trace, indices, ("unsqueeze", dim), (size, 1) if dim else (1, size))
+    return unsqueeze(trace, trace.make("iota", (), "int64", (size,), (0,)), dim)
 
 
 def _safe_softmax(trace: Trace, scores: Node) -> Node:

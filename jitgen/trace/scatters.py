@@ -20,7 +20,7 @@ from jitgen.spec import DTYPES
 from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.gathers import Chosen, along, at_least_1d, first_elements, from_end, require_index
 from jitgen.trace.indexing import refuse_nested, viewed_by
-from jitgen.trace.movement import dimension, flatten, to_shape, unsqueeze, view
+from jitgen.trace.movement import dimension, flatten, squeezed, to_shape, unsqueeze
 from jitgen.trace.pieces import placed
 from jitgen.trace.reductions import sum_
 from jitgen.trace.selection import expand_constant, where
@@ -83,7 +83,7 @@ def _dims_but(rank: int, dim: int) -> list[int]:
 
 def _shaped_as(trace: Trace, input: Node, result: Node) -> Node:
     """Returns ``result``, which has one dimension, in the shape of an ``input`` that may have none."""
-    return result if input.shape else view(trace, result, ("squeeze", 0), ())
+    return result if input.shape else squeezed(trace, result, 0)
 
 
 # ----------------------------------------------------------------------------------------------- along one dimension
@@ -285,7 +285,7 @@ def _fitted(trace: Trace, value: Node, shape: Shape) -> Node:
 def _without_leading_ones(trace: Trace, value: Node, rank: int) -> Node:
     """Drops leading dimensions of size 1, as long as ``value`` has more than ``rank`` dimensions."""
     while len(value.shape) > rank and trace.guards.equal(value.shape[0], 1):
-        value = view(trace, value, ("squeeze", 0), value.shape[1:])
+        value = squeezed(trace, value, 0)
     return value
 
 
