@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
-from jitgen.trace.movement import dimension, flatten, squeezed, unsqueeze, view
+from jitgen.trace.movement import dimension, flatten, narrowed, squeezed, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
@@ -132,8 +132,7 @@ def first_elements(trace: Trace, node: Node, shape: Shape, dim: int, what: str) 
             continue
         if not trace.guards.decide(symbols.compare("ge", size, wanted)):
             raise ValueError(f"the index has more elements than {what} along dimension {other}")
-        sizes = (*node.shape[:other], wanted, *node.shape[other + 1 :])
-        node = view(trace, node, ("slice", other, 0, 1), sizes)
+        node = narrowed(trace, node, other, 0, wanted)
     return node
 
 

@@ -19,7 +19,7 @@ from jitgen.ir.nodes import GATHER, VIEW
 from jitgen.trace.contents import is_numpy
 from jitgen.trace.gathers import INDEX_DTYPES, MASKED, along, indexed, require_index
 from jitgen.trace.groups import without_swaps
-from jitgen.trace.movement import dimension, flatten, sizes_of, squeezed, to_shape, unsqueeze, view
+from jitgen.trace.movement import dimension, flatten, narrowed, sizes_of, squeezed, to_shape, unsqueeze, view
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.padding import MODES, padded
 from jitgen.trace.table import row
@@ -59,8 +59,7 @@ def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int
         length = symbols.floordiv(symbols.add(length, step - 1), step)
     if step == 1 and start == 0 and length == input.shape[dim]:
         return input
-    shape = (*input.shape[:dim], length, *input.shape[dim + 1 :])
-    return view(trace, input, ("slice", dim, start, step), shape)
+    return narrowed(trace, input, dim, start, length, step)
 
 
 def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
@@ -71,8 +70,7 @@ def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
     inside = trace.guards.decide(symbols.compare("ge", start, 0))
     if not (inside and trace.guards.decide(symbols.compare("lt", start, size))):
         raise IndexError(f"index {index} is out of range for dimension {dim} of size {trace.guards.hint(size)}")
-    shape = (*input.shape[:dim], 1, *input.shape[dim + 1 :])
-    return squeezed(trace, view(trace, input, ("slice", dim, start, 1), shape), dim)
+    return squeezed(trace, narrowed(trace, input, dim, start, 1), dim)
 
 
 MOST_NUMBERS = 64
@@ -324,9 +322,8 @@ def _pieces(trace: Trace, input: Node, dim: int, sizes: list[Any]) -> tuple[Node
     pieces: list[Node] = []
     start: symbols.Scalar = 0
     for size in sizes:
-        shape = (*input.shape[:dim], size, *input.shape[dim + 1 :])
         whole = start == 0 and size == input.shape[dim]
-        pieces.append(input if whole else view(trace, input, ("slice", dim, start, 1), shape))
+        pieces.append(input if whole else narrowed(trace, input, dim, start, size))
         start = symbols.add(start, size)
     return tuple(pieces)
 
@@ -370,8 +367,7 @@ def _rejoined(trace: Trace, pieces: list[Node], dim: int) -> Node | None:
         end = symbols.add(end, piece.shape[dim])
     if start == 0 and trace.guards.equal(end, source.shape[dim]):
         return source
-    shape = (*source.shape[:dim], symbols.sub(end, start), *source.shape[dim + 1 :])
-    return view(trace, source, ("slice", dim, start, 1), shape)
+    return narrowed(trace, source, dim, start, symbols.sub(end, start))
 
 
 def _is_legacy_empty(trace: Trace, node: Node) -> bool:

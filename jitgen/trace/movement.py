@@ -159,6 +159,12 @@ def squeeze(trace: Trace, input: Node, dim: Any = None) -> Node:
     return input
 
 
+def narrowed(trace: Trace, input: Node, dim: int, start: Any, length: Any, step: int = 1) -> Node:
+    """Selects ``length`` elements along ``dim`` from ``start`` on, ``step`` apart; both lie within it."""
+    shape = (*input.shape[:dim], length, *input.shape[dim + 1 :])
+    return view(trace, input, ("slice", dim, start, step), shape)
+
+
 # ---------------------------------------------------------------------------------------------------------- permute
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import CAST, CAT, VIEW
-from jitgen.trace.movement import permuted, squeezed, unsqueeze, view
+from jitgen.trace.movement import narrowed, permuted, squeezed, unsqueeze, view
 from jitgen.trace.typing import filled
 
 if TYPE_CHECKING:
@@ -148,8 +148,9 @@ def _put(trace: Trace, node: Node, box: Box, value: Node, write: Write) -> Node:
 
 def _sliced(trace: Trace, node: Node, number: Node | None, dim: int, start: Any, size: Any) -> Node:
     """Returns ``size`` elements of ``node`` along ``dim``: of a constant, or of what is computed for each element."""
-    shape = (*node.shape[:dim], size, *node.shape[dim + 1 :])
-    return filled(trace, number, shape) if number is not None else view(trace, node, ("slice", dim, start, 1), shape)
+    if number is not None:
+        return filled(trace, number, (*node.shape[:dim], size, *node.shape[dim + 1 :]))
+    return narrowed(trace, node, dim, start, size)
 
 
 def _put_into_joined(trace: Trace, node: Node, box: Box, value: Node, write: Write) -> Node:
@@ -165,10 +166,7 @@ def _put_into_joined(trace: Trace, node: Node, box: Box, value: Node, write: Wri
 
     def between(low: Any, high: Any) -> Node:
         size = symbols.sub(high, low)
-        if size == value.shape[dim]:
-            return value
-        shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
-        return view(trace, value, ("slice", dim, symbols.sub(low, first), 1), shape)
+        return value if size == value.shape[dim] else narrowed(trace, value, dim, symbols.sub(low, first), size)
 
     pieces: list[Node] = []
     begin: Any = 0

@@ -13,7 +13,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace.movement import dimension, unsqueeze, view
+from jitgen.trace.movement import dimension, narrowed, unsqueeze
 from jitgen.trace.table import row
 from jitgen.trace.typing import operand, pointwise
 
@@ -84,25 +84,18 @@ def logcumsumexp(trace: Trace, input: Node, dim: Any) -> Node:
 @row("cumulative_trapezoid")
 def cumulative_trapezoid(trace: Trace, y: Node, x: Any = None, *, dx: Any = None, dim: Any = -1) -> Node:
     along = dimension(y, dim)
-    neighbours = pointwise(trace, "add", _without_first(trace, y, along), _without_last(trace, y, along))
+    neighbours = pointwise(trace, "add", *_neighbours(trace, y, along))
     if x is None:
         return pointwise(trace, "mul", cumsum(trace, neighbours, along), (1.0 if dx is None else dx) / 2.0)
     if len(x.shape) == 1:
         for _ in range(len(y.shape) - 1 - along):
             x = unsqueeze(trace, x, len(x.shape))
     at = len(x.shape) - (len(y.shape) - along)
-    apart = pointwise(trace, "sub", _without_first(trace, x, at), _without_last(trace, x, at))
+    apart = pointwise(trace, "sub", *_neighbours(trace, x, at))
     return pointwise(trace, "div", cumsum(trace, pointwise(trace, "mul", apart, neighbours), along), 2.0)
 
 
-def _without_first(trace: Trace, node: Node, dim: int) -> Node:
-    return _cut(trace, node, dim, 1)
-
-
-def _without_last(trace: Trace, node: Node, dim: int) -> Node:
-    return _cut(trace, node, dim, 0)
-
-
-def _cut(trace: Trace, node: Node, dim: int, start: int) -> Node:
-    shape: Any = (*node.shape[:dim], symbols.sub(node.shape[dim], 1), *node.shape[dim + 1 :])
-    return view(trace, node, ("slice", dim, start, 1), shape)
+def _neighbours(trace: Trace, node: Node, dim: int) -> tuple[Node, Node]:
+    """Returns all elements along ``dim`` but the first, and all but the last."""
+    length = symbols.sub(node.shape[dim], 1)
+    return narrowed(trace, node, dim, 1, length), narrowed(trace, node, dim, 0, length)

@@ -15,7 +15,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.ir.symbols import Size
-from jitgen.trace.movement import dimension, sizes_of, view
+from jitgen.trace.movement import dimension, narrowed, sizes_of
 from jitgen.trace.table import row
 from jitgen.trace.typing import operand
 
@@ -38,9 +38,7 @@ def sorted_(trace: Trace, input: Node, dim: Any, descending: bool) -> tuple[Node
 def ranks(trace: Trace, node: Node, dim: int, start: Size, count: Size) -> Node:
     """Selects ``count`` elements along ``dim`` of a sorted ``node``, from rank ``start`` on; a 0-d node stays as it
     is."""
-    if not node.shape:
-        return node
-    return view(trace, node, ("slice", dim, start, 1), (*node.shape[:dim], count, *node.shape[dim + 1 :]))
+    return narrowed(trace, node, dim, start, count) if node.shape else node
 
 
 @row("sort")
