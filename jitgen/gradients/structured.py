@@ -69,6 +69,7 @@ class Forward(Protocol):
 
 
 Gradients = dict[int, Any]
+Reads = Callable[[Node, Sequence[int]], Iterable[Node]]
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,15 @@ class Derivative:
             these operands by their positions.
     """
 
-    reads: Callable[[Node, Sequence[int]], Iterable[Node]]
+    reads: Reads
     gradients: Callable[[Node, Any, Sequence[int], Forward], Gradients]
 
 
 DERIVATIVES: dict[Kind, Derivative] = {}
 
 
-def _derivative(kind: Kind, reads: Callable[[Node, Sequence[int]], Iterable[Node]]) -> Callable[[Any], Any]:
-    """Makes a function the gradients of ``kind``."""
+def _derivative(kind: Kind, reads: Reads = lambda node, positions: ()) -> Callable[[Any], Any]:
+    """Makes a function the gradients of ``kind``; by default they read no values."""
 
     def register(gradients: Any) -> Any:
         DERIVATIVES[kind] = Derivative(reads, gradients)
@@ -98,24 +99,15 @@ def _derivative(kind: Kind, reads: Callable[[Node, Sequence[int]], Iterable[Node
     return register
 
 
-def _nothing(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    return ()
-
-
 # ------------------------------------------------------------------------------------------------------------- views
 
 
-@_derivative(CAST, _nothing)
+@_derivative(CAST)
 def _cast(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     return {0: g}
 
 
-@_derivative(BITS, _nothing)
-def _bits(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    raise AssertionError("a gradient of bits: integers have none")
-
-
-@_derivative(VIEW, _nothing)
+@_derivative(VIEW)
 def _view(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     kind, source = node.attrs.kind, node.inputs[0]
     if kind == "permute":
@@ -149,11 +141,7 @@ def _unsliced(node: Node, g: Any, at: Forward) -> Any:
     return zeros.index_copy(dim, index, g)
 
 
-def _slopes(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    return [node.inputs[position + 1] for position in positions]
-
-
-@_derivative(CUSTOM_GRADIENT, _slopes)
+@_derivative(CUSTOM_GRADIENT, lambda node, positions: [node.inputs[position + 1] for position in positions])
 def _custom(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     gradients_ = {}
     for position in positions:
@@ -167,7 +155,7 @@ def _custom(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
     return gradients_
 
 
-@_derivative(CAT, _nothing)
+@_derivative(CAT)
 def _cat(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     (dim,), begin, gradients_ = node.attrs, 0, {}
     for position, piece in enumerate(node.inputs):
@@ -273,11 +261,7 @@ def _cumulative_logsumexp(g: Any, a: Any, out: Any, dim: int) -> Any:
     return total(g) - total(-g)
 
 
-def _sort_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    return node.inputs
-
-
-@_derivative(SORT, _sort_reads)
+@_derivative(SORT, lambda node, positions: node.inputs)
 def _sort(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Gives each rank's gradient to the element of that rank; the ranks are computed again."""
     _, dim, descending, start = node.attrs
@@ -312,11 +296,7 @@ def _contract(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
     return gradients_
 
 
-def _grouped_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    return [*_contract_reads(node, positions), node.inputs[2]]
-
-
-@_derivative(GROUPED, _grouped_reads)
+@_derivative(GROUPED, lambda node, positions: [*_contract_reads(node, positions), node.inputs[2]])
 def _grouped(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Computes the gradients of grouped products as grouped products: of the weights of groups over ranges of rows."""
     dtype, offsets, gradients_ = DTYPES[node.inputs[0].dtype], at.value(node.inputs[2]), {}
@@ -363,11 +343,7 @@ def _convolve(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Grad
 # ------------------------------------------------------------------------------------------------ gathers, scatters
 
 
-def _indices(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    return node.inputs[1:]
-
-
-@_derivative(GATHER, _indices)
+@_derivative(GATHER, lambda node, positions: node.inputs[1:])
 def _gather(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Adds each element of ``g`` to the gradient of the source, where it was read from."""
     source, coordinates = node.inputs[0], node.attrs
@@ -453,14 +429,11 @@ def _own_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
     raise _refused(f"{node.attrs.name}, a function that you spelled,", instead, node)
 
 
+@_derivative(BITS)
 @_derivative(OWN, _own_reads)
-def _own(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    raise AssertionError("the derivative of a user's function without one is refused before")
-
-
 @_derivative(LAUNCH, _launch_reads)
-def _launch(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
-    raise AssertionError("the derivative of a launch is refused before")
+def _none(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    raise AssertionError(f"a gradient of {node.kind}: what has none is refused before, and bits are integers")
 
 
 def _refused(what: str, instead: str, node: Node) -> UnsupportedError:
