@@ -71,9 +71,14 @@ T = torch.Tensor
 # ------------------------------------------------------------------------------------------- aliases, copies, moves
 
 
-@handles(T.detach, T.data.__get__, T.contiguous, torch.detach)  # type: ignore[attr-defined]
-def _detach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
-    return args[0]._alias()
+handles(T.detach, T.data.__get__, T.contiguous, torch.detach)(  # type: ignore[attr-defined]
+    lambda func, args, kwargs: args[0]._alias()
+)
+handles(T.clone, torch.clone)(lambda func, args, kwargs: args[0]._map(torch.clone))
+handles(T.pin_memory)(lambda func, args, kwargs: args[0]._map(torch.Tensor.pin_memory))
+handles(torch.empty_like)(
+    lambda func, args, kwargs: args[0]._map(lambda tensor: torch.empty_like(tensor, device=kwargs.get("device")))
+)
 
 
 @handles(T.requires_grad_, T.requires_grad.__set__)  # type: ignore[attr-defined]
@@ -96,16 +101,6 @@ def _grad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = [func(tensor) for tensor in args[0].tensors]
     return all(tensors) if func is T.is_shared else args[0]
-
-
-@handles(T.clone, torch.clone)
-def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
-    return args[0]._map(torch.clone)
-
-
-@handles(T.pin_memory)
-def _pin(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
-    return args[0]._map(torch.Tensor.pin_memory)
 
 
 @handles(T.to)
@@ -156,11 +151,6 @@ def _moved(
     if device.type != tensor.device.type:  # kernels there read another layout
         tensor = tensor._portable()
     return tensor._map(lambda tensor: tensor.to(device, non_blocking=non_blocking, copy=copy), dtype=dtype)
-
-
-@handles(torch.empty_like)
-def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
-    return args[0]._map(lambda tensor: torch.empty_like(tensor, device=kwargs.get("device")))
 
 
 @handles(T.copy_)
@@ -251,15 +241,6 @@ def _unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Q
 
 
 @handles(T.chunk, torch.chunk, T.split, torch.split, T.tensor_split, torch.tensor_split)
-def _split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
-    return _pieces(func, args, kwargs)
-
-
-@handles(T.narrow, torch.narrow, T.index_select, torch.index_select)
-def _narrow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
-    return _pieces(func, args, kwargs)[0]
-
-
 def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
     """Returns the whole rows or columns that ``func`` selects of a weight, as new weights, since layouts store
     tiles."""
@@ -282,6 +263,11 @@ def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Q
             refuse(func, args)
         selected.append(tensor._columns(numbers[0], numbers[-1] + 1))
     return tuple(selected)
+
+
+handles(T.narrow, torch.narrow, T.index_select, torch.index_select)(
+    lambda func, args, kwargs: _pieces(func, args, kwargs)[0]
+)
 
 
 def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
@@ -330,14 +316,7 @@ def _out_of_range(index: torch.Tensor, rows: int) -> IndexError:
 # -------------------------------------------------------------------------------------------------- matrix products
 
 
-@handles(F.linear)
-def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    def linear(input: Any, weight: Any, bias: Any = None) -> torch.Tensor:
-        return _product(func, input, weight, bias)
-
-    return linear(*args, **kwargs)
-
-
+handles(F.linear)(lambda func, args, kwargs: _product(func, *args, **kwargs))
 _OPERANDS = ("input", "self", "other", "mat2", "tensor2", "vec")
 
 
@@ -347,11 +326,11 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
     if is_quantized(right) and right.token.experts is not None:
         return _bmm(func, (left, right), {})
     if is_quantized(right) and not is_quantized(left) and left.dim():
-        return _product(func, left, right.t(), None)
+        return _product(func, left, right.t())
     if is_quantized(left) and not is_quantized(right) and right.dim() in (1, 2):
         if right.dim() == 1:
-            return _product(func, right, left, None)
-        return _product(func, right.t(), left, None).t().contiguous()
+            return _product(func, right, left)
+        return _product(func, right.t(), left).t().contiguous()
     return _dequantized(func, args, kwargs)
 
 
@@ -421,9 +400,7 @@ def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return all(torch.equal(one, other.to(one.device)) for one, other in pairs)
 
 
-@handles(T.__rmatmul__)
-def _rmatmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    return _matmul(torch.matmul, (args[1], args[0]), {})
+handles(T.__rmatmul__)(lambda func, args, kwargs: _matmul(torch.matmul, (args[1], args[0]), {}))
 
 
 @handles(torch.addmm, T.addmm)
@@ -434,16 +411,16 @@ def _addmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     return _dequantized(func, args, kwargs)
 
 
-def _product(func: Any, x: Any, weight: Any, bias: Any) -> torch.Tensor:
-    """Returns ``x @ weight.T + bias`` with a quantised weight."""
-    if is_quantized(x) or is_quantized(bias) or not x.dtype.is_floating_point:
-        refuse(func, (x, weight, bias))
+def _product(func: Any, input: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+    """Returns ``input @ weight.T + bias`` with a quantised weight."""
+    if is_quantized(input) or is_quantized(bias) or not input.dtype.is_floating_point:
+        refuse(func, (input, weight, bias))
     if weight.token.experts is not None:
-        refuse(func, (x, weight, bias))
+        refuse(func, (input, weight, bias))
     if weight.transposed:
         eager.fallback("its weight is transposed", "quantise the transpose: a weight is (N, K), for x @ w.T")
-        return eager.reference(x, weight, bias)
-    return eager.linear(x, weight, bias)
+        return eager.reference(input, weight, bias)
+    return eager.linear(input, weight, bias)
 
 
 def _dequantized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
