@@ -202,11 +202,11 @@ def _memories(
     inputs = [m.view for m in memory]
     memories = list(memory)
     for buffer in program.temporaries:
-        sizes = tuple(symbols.evaluate(size, environment) for size in buffer.shape)
+        sizes = symbols.evaluated(buffer.shape, environment)
         memories.append(Memory(Strided(sizes, output_strides(sizes, ()))))
     updated = {position: index for index, position in program.mutated}
     for position, buffer in enumerate(program.results):
-        sizes = tuple(symbols.evaluate(size, environment) for size in buffer.shape)
+        sizes = symbols.evaluated(buffer.shape, environment)
         owned = out[position] if position < len(out) else None
         if position in updated:
             owned = memory[updated[position]]

@@ -207,7 +207,7 @@ def _key(use: Use, sizes: range) -> tuple[int, int] | None:
 
 def _results(program: Program, environment: Mapping[str, Any]) -> list[Memory]:
     """Returns the memory of the results, which are contiguous."""
-    shapes = [tuple(symbols.evaluate(size, environment) for size in node.shape) for node in program.graph.outputs]
+    shapes = [symbols.evaluated(node.shape, environment) for node in program.graph.outputs]
     return [Memory(Strided(shape, contiguous_strides(shape))) for shape in shapes]
 
 

@@ -64,7 +64,7 @@ def _stored(body: Body, buffer: int, memory: Strided, environment: Mapping[str, 
 def _elements(operand: Operand, memory: Strided, environment: Mapping[str, Any]) -> Strided | None:
     """Returns the elements of ``memory`` that a body reads or writes through ``operand``, in the order of its iteration
     space; None if the operand has other sizes, or no strides describe what it sees."""
-    if tuple(symbols.evaluate(size, environment) for size in operand.shape) != memory.sizes:
+    if symbols.evaluated(operand.shape, environment) != memory.sizes:
         return None
     try:
         view = locate(operand.movements, memory, environment)

@@ -115,7 +115,7 @@ class CallMemory:
             source = self.strides(node.inputs[0])
             if source is None:
                 return None
-            attrs = tuple(symbols.evaluate(attr, self.environment) for attr in node.attrs)
+            attrs = symbols.evaluated(node.attrs, self.environment)
             try:
                 return apply(source, attrs, self._sizes(node.shape))
             except NotViewable:
@@ -156,7 +156,7 @@ class CallMemory:
         return node.inputs[0] if source is not None and has_order(source, node) else node
 
     def _sizes(self, shape: Shape) -> tuple[int, ...]:
-        return tuple(symbols.evaluate(size, self.environment) for size in shape)
+        return symbols.evaluated(shape, self.environment)
 
 
 def has_order(memory: Strided, node: Node) -> bool:

@@ -79,7 +79,7 @@ def is_same_shape(left: Shape, right: Shape, mover: Mover | None) -> bool:
     """Returns whether two shapes are equal, or with a ``mover`` may be said to be by guards."""
     if left == right or mover is None or len(left) != len(right):
         return left == right
-    here = [tuple(symbols.evaluate(size, mover.environment) for size in shape) for shape in (left, right)]
+    here = [symbols.evaluated(shape, mover.environment) for shape in (left, right)]
     pairs = zip(left, right, strict=True)
     return here[0] == here[1] and all(mover.decide(symbols.compare("eq", *pair)) for pair in pairs)
 

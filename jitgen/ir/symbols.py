@@ -338,6 +338,11 @@ def evaluate(value: Scalar, environment: Mapping[str, Number]) -> Any:
     return _EVALUATE[value.op](evaluate(left, environment), evaluate(right, environment))
 
 
+def evaluated(values: Iterable[Any], environment: Mapping[str, Number]) -> tuple[Any, ...]:
+    """Evaluates each of ``values``, such as the sizes of a shape; what is no expression stays as it is."""
+    return tuple(evaluate(value, environment) for value in values)
+
+
 def substitute(value: Scalar, replacements: Mapping[str, Scalar]) -> Scalar:
     """Replaces symbols of ``value`` by name; the result is in normal form."""
     if not isinstance(value, Expr):

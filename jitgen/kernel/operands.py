@@ -119,8 +119,8 @@ def locate(movements: Any, base: Strided, environment: Mapping[str, Any]) -> Str
     """Applies ``movements`` to ``base``."""
     view = base
     for attrs, shape in movements:
-        concrete = tuple(symbols.evaluate(attr, environment) for attr in attrs)
-        view = apply(view, concrete, tuple(symbols.evaluate(size, environment) for size in shape))
+        concrete = symbols.evaluated(attrs, environment)
+        view = apply(view, concrete, symbols.evaluated(shape, environment))
     return view
 
 
@@ -128,7 +128,7 @@ def base_of(operand: Operand, environment: Mapping[str, Any], buffers: Sequence[
     """Returns the whole tensor that an operand sees through its movements; an iota's is its index space."""
     if operand.buffer is not None:
         return buffers[operand.buffer].view
-    sizes = tuple(symbols.evaluate(size, environment) for size in operand.shape)
+    sizes = symbols.evaluated(operand.shape, environment)
     return Strided(sizes, tuple(int(dim == operand.dim) for dim in range(len(sizes))))
 
 

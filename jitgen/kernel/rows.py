@@ -90,7 +90,7 @@ def row_geometry(body: Body, call: Call, one_stride: bool = False) -> RowGeometr
         one_stride: whether the dimensions of a row become one, in which an operand that does not move has stride 0
             or, in a row of one element, any.
     """
-    sizes = tuple(symbols.evaluate(size, call.environment) for size in body.shape)
+    sizes = symbols.evaluated(body.shape, call.environment)
     rank = len(sizes) - body.row_rank
     views = views_of(body, call)
     outer = [view.strides[:rank] for view in views]

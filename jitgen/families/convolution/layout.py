@@ -91,7 +91,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Convol
     (body,), environment = kernel.bodies, call.environment
     views, window = views_of(body, call), convolution_of(kernel).window
     assert window is not None
-    sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
+    sizes = symbols.evaluated(body.shape, environment)
     epilogue = [index for index, operand in enumerate(body.operands) if operand.kind not in READ_WHOLE]
     walked = [views[index].strides for index in epilogue]
     merged = merged_dimensions(sizes, walked, range(3, len(sizes)))
@@ -103,7 +103,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Convol
         if flat and index in epilogue:
             pixels = (0, 0, merged[0][1][epilogue.index(index)] if merged else 1)
         strides.append((*view.strides[:3], *pixels))
-    kernel_sizes = tuple(symbols.evaluate(size, environment) for size in window.kernel)
+    kernel_sizes = symbols.evaluated(window.kernel, environment)
     geometry = ConvolutionGeometry(
         rows=sizes[0],
         groups=sizes[1],

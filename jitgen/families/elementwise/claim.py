@@ -162,7 +162,7 @@ def _viewed_count(region: Region) -> int:
 def _is_writable(region: Region, results: Sequence[Node], mover: Mover) -> bool:
     """Returns whether each store of ``region`` has strides in a contiguous result, at the sizes of this call."""
     for store in region.stores:
-        sizes = tuple(symbols.evaluate(size, mover.environment) for size in results[store.result].shape)
+        sizes = symbols.evaluated(results[store.result].shape, mover.environment)
         try:
             locate(store.movements, Strided(sizes, contiguous_strides(sizes)), mover.environment)
         except NotViewable:

@@ -79,7 +79,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Region
 
 def _resolve_body(body: Body, call: Call) -> tuple[Layout, RegionGeometry]:
     environment = call.environment
-    sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
+    sizes = symbols.evaluated(body.shape, environment)
     views = views_of(body, call)
     rank = len(sizes)
     gathered = gathered_of(views, rank)

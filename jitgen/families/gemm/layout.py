@@ -188,7 +188,7 @@ def _batches(kernel: Kernel, views: Sequence[Sequence[Strided]], call: Call) -> 
     """Returns the batch of each region. All regions of a kernel share their activation, so dimensions are merged in the
     same manner for all of them."""
     first = kernel.bodies[0]
-    sizes = tuple(symbols.evaluate(size, call.environment) for size in first.shape[:-2])
+    sizes = symbols.evaluated(first.shape[:-2], call.environment)
     counts = [len(body.operands) for body in kernel.bodies]
     grouping = first.contractions[0].grouping
     if grouping in BY_ROWS:
@@ -215,7 +215,7 @@ def _group_steps(operand: Operand, view: Strided) -> tuple[int, ...]:
 
 
 def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Call) -> tuple[GemmLayout, GemmGeometry]:
-    rows, columns = (symbols.evaluate(size, call.environment) for size in body.shape[-2:])
+    rows, columns = symbols.evaluated(body.shape[-2:], call.environment)
     sizes, along_batch = batch
     product = body.contractions[0]
     groups = views[product.weight[0]].sizes[0] if product.grouping in BY_ROWS else 0

@@ -74,7 +74,7 @@ def split_k(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | None:
         len(body.shape) > 2 or body.is_grouped or body.has_runs or body.has_blocks for body in kernel.bodies
     ):
         return None  # a batch of products has enough tiles, and so have groups; runs and blocks of columns need sums
-    sizes = [tuple(symbols.evaluate(size, call.environment) for size in body.shape) for body in kernel.bodies]
+    sizes = [symbols.evaluated(body.shape, call.environment) for body in kernel.bodies]
     length = symbols.evaluate(kernel.bodies[0].contractions[0].length, call.environment)
     if not may_split_k(sizes[0][0], [columns for _, columns in sizes], length, device):
         return None

@@ -167,7 +167,7 @@ def _in_memory(node: Node, number: int, operand: Node, partition: Partition) -> 
         return partition.materialize(operand)
     row_major = contiguous_strides(lies.sizes)
     if told is not None:
-        expected = tuple(symbols.evaluate(stride, memory.environment) for stride in told)
+        expected = symbols.evaluated(told, memory.environment)
         if _same(lies.sizes, lies.strides, expected):
             return operand
         assert _same(lies.sizes, row_major, expected), "a launch is told strides that no memory has"

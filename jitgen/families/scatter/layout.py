@@ -69,7 +69,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Scatte
         NotViewable: no strides describe an operand, which has to be copied first.
     """
     (body,), environment = kernel.bodies, call.environment
-    sizes = tuple(symbols.evaluate(size, environment) for size in body.shape)
+    sizes = symbols.evaluated(body.shape, environment)
     views = views_of(body, call)
     rank, first = len(sizes), len(sizes) - body.row_rank
     strides = [view.strides[:rank] for view in views]

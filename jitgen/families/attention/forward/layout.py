@@ -77,7 +77,7 @@ class AttentionGeometry(TileGeometry):
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[AttentionGeometry, ...]]:
     """Computes layout and geometry of the kernel's one body; NotViewable if a movement needs a copy first."""
     (body,) = kernel.bodies
-    *lead, rows, width = (symbols.evaluate(size, call.environment) for size in body.shape)
+    *lead, rows, width = symbols.evaluated(body.shape, call.environment)
     depth, keys = (symbols.evaluate(contraction.length, call.environment) for contraction in body.contractions)
     views = views_of(body, call)
     free = [free_strides(view, len(body.shape)) for view in views]

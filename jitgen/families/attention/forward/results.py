@@ -37,7 +37,7 @@ def _is_writable(shape: Shape, movements: Sequence[Movement], mover: Mover) -> b
     is known. A result of merged dimensions may have none for the batch of a product that merges others."""
     if not mover.environment or not any(attrs == ("reshape",) for attrs, _ in movements):
         return True
-    sizes = tuple(symbols.evaluate(size, mover.environment) for size in shape)
+    sizes = symbols.evaluated(shape, mover.environment)
     try:
         locate(movements, Strided(sizes, contiguous_strides(sizes)), mover.environment)
     except NotViewable:

@@ -74,7 +74,7 @@ def _tasks(body: Body, environment: Mapping[str, Any]) -> int:
     for operand in body.operands:
         if operand.kind not in KEYS:
             continue
-        sizes = tuple(symbols.evaluate(size, environment) for size in operand.shape)
+        sizes = symbols.evaluated(operand.shape, environment)
         base = Strided(sizes, contiguous_strides(sizes))
         try:
             strides = locate(operand.movements, base, environment).strides

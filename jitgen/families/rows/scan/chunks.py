@@ -10,6 +10,7 @@ combines in an order that depends on time, so that a sum would not have the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,10 +66,8 @@ def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | Non
     (body,) = kernel.bodies
     if not device.is_gpu:
         return None
-    *outer, length = (symbols.evaluate(size, call.environment) for size in body.shape)
-    rows = 1
-    for size in outer:
-        rows *= size
+    *outer, length = symbols.evaluated(body.shape, call.environment)
+    rows = math.prod(outer)
     chunks = chunks_of(rows, length, _are_columns(body))
     if chunks == 1:
         return None
