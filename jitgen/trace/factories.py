@@ -56,14 +56,24 @@ def number(trace: Trace, value: Any, dtype: str) -> Node:
     return trace.cast(operand(trace, value, "float64"), dtype)
 
 
-@row("zeros", "empty")
-def zeros(trace: Trace, *size: Any, dtype: Any = None, device: Any = None) -> Node:
-    return _filled(trace, listed(size), 0, dtype, device)
+def _register_constant(value: int, *names: str) -> None:
+    """Registers the functions that make a tensor of one number: of given sizes, and like another one."""
+
+    @row(*names)
+    def of_sizes(trace: Trace, *size: Any, dtype: Any = None, device: Any = None) -> Node:
+        return _filled(trace, listed(size), value, dtype, device)
+
+    @row(*(f"{name}_like" for name in names))
+    def like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None) -> Node:
+        return _filled(trace, input.shape, value, dtype or DTYPES[input.dtype], device)
+
+    @row(*(f"new_{name}" for name in names))
+    def new(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None) -> Node:
+        return _filled(trace, listed(size), value, dtype or DTYPES[input.dtype], device)
 
 
-@row("ones")
-def ones(trace: Trace, *size: Any, dtype: Any = None, device: Any = None) -> Node:
-    return _filled(trace, listed(size), 1, dtype, device)
+_register_constant(0, "zeros", "empty")
+_register_constant(1, "ones")
 
 
 @row("full")
@@ -71,29 +81,9 @@ def full(trace: Trace, size: Any, fill_value: Any, *, dtype: Any = None, device:
     return _filled(trace, size, fill_value, dtype or DTYPES[result_dtype(fill_value)], device)
 
 
-@row("zeros_like", "empty_like")
-def zeros_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None) -> Node:
-    return _filled(trace, input.shape, 0, dtype or DTYPES[input.dtype], device)
-
-
-@row("ones_like")
-def ones_like(trace: Trace, input: Node, *, dtype: Any = None, device: Any = None) -> Node:
-    return _filled(trace, input.shape, 1, dtype or DTYPES[input.dtype], device)
-
-
 @row("full_like")
 def full_like(trace: Trace, input: Node, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Node:
     return _filled(trace, input.shape, fill_value, dtype or DTYPES[input.dtype], device)
-
-
-@row("new_zeros", "new_empty")
-def new_zeros(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None) -> Node:
-    return _filled(trace, listed(size), 0, dtype or DTYPES[input.dtype], device)
-
-
-@row("new_ones")
-def new_ones(trace: Trace, input: Node, *size: Any, dtype: Any = None, device: Any = None) -> Node:
-    return _filled(trace, listed(size), 1, dtype or DTYPES[input.dtype], device)
 
 
 @row("new_full")
@@ -162,7 +152,7 @@ def arange(
     return trace.cast(expand(trace, value, (length,)), name)
 
 
-# ------------------------------------------------------------------------------------------------------ properties
+# ------------------------------------------------------------------------------------- what is known of a tensor
 
 
 def _shape(trace: Trace, node: Node) -> torch.Size:
@@ -170,124 +160,40 @@ def _shape(trace: Trace, node: Node) -> torch.Size:
     return torch.Size([wrap(size, trace.guards) for size in node.shape])
 
 
+def _bytes(node: Node) -> Any:
+    return symbols.mul(symbols.product(node.shape), DTYPES[node.dtype].itemsize)
+
+
 prop("shape")(_shape)
-
-
-@prop("dtype")
-def dtype(trace: Trace, node: Node) -> torch.dtype:
-    return DTYPES[node.dtype]
-
-
-@prop("device")
-def device(trace: Trace, node: Node) -> torch.device:
-    return trace.device
-
-
-@prop("ndim")
-def ndim(trace: Trace, node: Node) -> int:
-    return len(node.shape)
-
-
-@prop("is_cuda")
-def is_cuda(trace: Trace, node: Node) -> bool:
-    return trace.device.type == "cuda"
-
-
-@prop("is_cpu")
-def is_cpu(trace: Trace, node: Node) -> bool:
-    return trace.device.type == "cpu"
-
-
-@prop("is_quantized", "is_sparse", "is_nested", "is_meta", "is_mps", "is_xpu")
-def never(trace: Trace, node: Node) -> bool:
-    return False
-
-
-@prop("layout")
-def layout(trace: Trace, node: Node) -> torch.layout:
-    return torch.strided
-
-
-@prop("itemsize")
-def itemsize(trace: Trace, node: Node) -> int:
-    return DTYPES[node.dtype].itemsize
-
-
-@prop("nbytes")
-def nbytes(trace: Trace, node: Node) -> Any:
-    return wrap(symbols.mul(symbols.product(node.shape), DTYPES[node.dtype].itemsize), trace.guards)
-
-
-@prop("data")
-def data(trace: Trace, node: Node) -> Node:
-    return trace.detached(node)
-
-
-@prop("real")
-def real(trace: Trace, node: Node) -> Node:
-    return node
+prop("dtype")(lambda trace, node: DTYPES[node.dtype])
+prop("device")(lambda trace, node: trace.device)
+prop("ndim")(lambda trace, node: len(node.shape))
+prop("is_cuda")(lambda trace, node: trace.device.type == "cuda")
+prop("is_cpu")(lambda trace, node: trace.device.type == "cpu")
+prop("is_quantized", "is_sparse", "is_nested", "is_meta", "is_mps", "is_xpu")(lambda trace, node: False)
+prop("layout")(lambda trace, node: torch.strided)
+prop("itemsize")(lambda trace, node: DTYPES[node.dtype].itemsize)
+prop("nbytes")(lambda trace, node: wrap(_bytes(node), trace.guards))
+prop("data")(lambda trace, node: trace.detached(node))
+prop("real")(lambda trace, node: node)
 
 
 @row("size")
 def size(trace: Trace, input: Node, dim: int | None = None) -> Any:
-    if dim is None:
-        return _shape(trace, input)
-    return wrap(input.shape[int(dim)], trace.guards)
+    return _shape(trace, input) if dim is None else wrap(input.shape[int(dim)], trace.guards)
 
 
-@row("dim", "ndimension")
-def dim(trace: Trace, input: Node) -> int:
-    return len(input.shape)
-
-
-@row("numel", "nelement")
-def numel(trace: Trace, input: Node) -> Any:
-    return wrap(symbols.product(input.shape), trace.guards)
-
-
-@row("element_size")
-def element_size(trace: Trace, input: Node) -> int:
-    return DTYPES[input.dtype].itemsize
-
-
-@row("is_floating_point")
-def is_floating_point(trace: Trace, input: Node) -> bool:
-    return DTYPES[input.dtype].is_floating_point
-
-
-@row("is_complex", "is_conj", "is_neg")
-def is_never(trace: Trace, input: Node) -> bool:
-    return False
-
-
-@row("is_signed")
-def is_signed(trace: Trace, input: Node) -> bool:
-    return input.dtype not in ("uint8", "bool")
-
-
-@row("torch.device")
-def torch_device(trace: Trace, type: Any, index: Any = None) -> torch.device:
-    return torch.device(type) if index is None else torch.device(type, index)
-
-
-@row("get_device")
-def get_device(trace: Trace, input: Node) -> int:
-    return -1 if trace.device.index is None else trace.device.index
-
-
-@row("result_type")
-def torch_result_type(trace: Trace, tensor: Any, other: Any) -> torch.dtype:
-    return DTYPES[result_dtype(tensor, other)]
-
-
-@row("is_tensor")
-def is_tensor(trace: Trace, obj: Any) -> bool:
-    return isinstance(obj, Node)
-
-
-@row("promote_types")
-def promote_types(trace: Trace, type1: torch.dtype, type2: torch.dtype) -> torch.dtype:
-    return torch.promote_types(type1, type2)
+row("dim", "ndimension")(lambda trace, input: len(input.shape))
+row("numel", "nelement")(lambda trace, input: wrap(symbols.product(input.shape), trace.guards))
+row("element_size")(lambda trace, input: DTYPES[input.dtype].itemsize)
+row("is_floating_point")(lambda trace, input: DTYPES[input.dtype].is_floating_point)
+row("is_complex", "is_conj", "is_neg")(lambda trace, input: False)
+row("is_signed")(lambda trace, input: input.dtype not in ("uint8", "bool"))
+row("get_device")(lambda trace, input: -1 if trace.device.index is None else trace.device.index)
+row("is_tensor")(lambda trace, obj: isinstance(obj, Node))
+row("result_type")(lambda trace, tensor, other: DTYPES[result_dtype(tensor, other)])
+row("promote_types")(lambda trace, type1, type2: torch.promote_types(type1, type2))
+row("torch.device")(lambda trace, type, index=None: torch.device(type) if index is None else torch.device(type, index))
 
 
 @row("is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype")

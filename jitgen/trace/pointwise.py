@@ -8,6 +8,7 @@ there, a row in each dialect, and a line below. Neighbours: ``trace/selection.py
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -255,14 +256,8 @@ def positive(trace: Trace, input: Node) -> Node:
     return input
 
 
-@row("alias", view=True)
-def identity(trace: Trace, input: Node) -> Node:
-    return input
-
-
-@row("detach", view=True)
-def detach(trace: Trace, input: Node) -> Node:
-    return trace.detached(input)
+row("alias", view=True)(lambda trace, input: input)
+row("detach", view=True)(lambda trace, input: trace.detached(input))
 
 
 @row("requires_grad_", itself=True)
@@ -299,9 +294,7 @@ def copy(trace: Trace, input: Node, src: Node, non_blocking: bool = False) -> No
     return filled(trace, trace.cast(src, input.dtype), broadcast_shapes(trace, input.shape, src.shape))
 
 
-@row("square")
-def square(trace: Trace, input: Node) -> Node:
-    return power(trace, input, 2)
+row("square")(lambda trace, input: power(trace, input, 2))
 
 
 @row("float_power")
@@ -356,14 +349,12 @@ def frac(trace: Trace, input: Node) -> Node:
     return pointwise(trace, "sub", input, pointwise(trace, "trunc", input))
 
 
-@row("deg2rad")
-def deg2rad(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "mul", input, math.pi / 180, dtype=float_dtype(input.dtype))
+def _scaled_angle(trace: Trace, input: Node, *, factor: float) -> Node:
+    return pointwise(trace, "mul", input, factor, dtype=float_dtype(input.dtype))
 
 
-@row("rad2deg")
-def rad2deg(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "mul", input, 180 / math.pi, dtype=float_dtype(input.dtype))
+row("deg2rad")(partial(_scaled_angle, factor=math.pi / 180))
+row("rad2deg")(partial(_scaled_angle, factor=180 / math.pi))
 
 
 @row("logit")

@@ -5,6 +5,7 @@ Integers and bool are added and multiplied as int64, as in torch. What bool has 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,49 +27,38 @@ def scan(trace: Trace, kind: str, input: Node, dim: int, dtype: str | None = Non
     return trace.make("scan", (input,), dtype or input.dtype, input.shape, (kind, dim, False))
 
 
-def _accumulated(trace: Trace, kind: str, input: Node, dim: Any, dtype: torch.dtype | None, name: str) -> Node:
+def _accumulated(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None, kind: str) -> Node:
     if dtype is not None:
         to = dtype_name(dtype)
     else:
         to = input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
     if to == "bool" or to.startswith("float8"):
-        raise UnsupportedError(f"{name} of {to} is not implemented, in torch neither; convert it, with .float() say")
+        raise UnsupportedError(f"cum{kind} of {to} is not implemented, in torch neither; convert it, with .float() say")
     along = dimension(input, dim)
     return scan(trace, kind, trace.cast(input, to), along) if input.shape else trace.copy(input, to)
 
 
-@row("cumsum")
-def cumsum(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None) -> Node:
-    return _accumulated(trace, "sum", input, dim, dtype, "cumsum")
+cumsum = row("cumsum")(partial(_accumulated, kind="sum"))
+row("cumprod")(partial(_accumulated, kind="prod"))
 
 
-@row("cumprod")
-def cumprod(trace: Trace, input: Node, dim: Any = None, *, dtype: Any = None) -> Node:
-    return _accumulated(trace, "prod", input, dim, dtype, "cumprod")
-
-
-def _extremum(trace: Trace, kind: str, input: Node, dim: Any) -> tuple[Any, Any]:
+def _extremum(trace: Trace, input: Node, dim: Any, *, kind: str) -> Any:
     """Finds the running extremum: (values, indices)."""
+    result = getattr(torch.return_types, f"cum{kind}")
     if input.dtype.startswith("float8"):
         raise UnsupportedError(
             f"cum{kind} of {input.dtype} is not implemented, in torch neither; convert it, with .float() say"
         )
     along = dimension(input, dim)
     if not input.shape:
-        return trace.copy(input, input.dtype), operand(trace, 0, "int64")
+        return result((trace.copy(input, input.dtype), operand(trace, 0, "int64")))
     number = trace.cast(input, "uint8" if input.dtype == "bool" else input.dtype)
     values = trace.cast(scan(trace, kind, number, along), input.dtype)
-    return values, scan(trace, f"arg{kind}", number, along, "int64")
+    return result((values, scan(trace, f"arg{kind}", number, along, "int64")))
 
 
-@row("cummax")
-def cummax(trace: Trace, input: Node, dim: Any) -> Any:
-    return torch.return_types.cummax(_extremum(trace, "max", input, dim))
-
-
-@row("cummin")
-def cummin(trace: Trace, input: Node, dim: Any) -> Any:
-    return torch.return_types.cummin(_extremum(trace, "min", input, dim))
+row("cummax")(partial(_extremum, kind="max"))
+row("cummin")(partial(_extremum, kind="min"))
 
 
 @row("logcumsumexp")
