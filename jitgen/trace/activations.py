@@ -117,9 +117,7 @@ def softplus(trace: Trace, input: Node, beta: float = 1.0, threshold: float = 20
     return derived(trace, value, [input], lambda _: [where(trace, is_linear, 1.0, pointwise(trace, "sigmoid", scaled))])
 
 
-@row("softsign")
-def softsign(trace: Trace, input: Node) -> Node:
-    return div(trace, input, pointwise(trace, "add", pointwise(trace, "abs", input), 1))
+row("softsign")(lambda trace, input: div(trace, input, pointwise(trace, "add", pointwise(trace, "abs", input), 1)))
 
 
 @row("logsigmoid", "log_sigmoid")

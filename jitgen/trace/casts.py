@@ -87,6 +87,4 @@ def type_(trace: Trace, input: Node, dtype: torch.dtype | str | None = None, non
     return trace.cast(input, dtype_name(dtype))
 
 
-@row("type_as", itself=True)
-def type_as(trace: Trace, input: Node, other: Node) -> Node:
-    return trace.cast(input, other.dtype)
+row("type_as", itself=True)(lambda trace, input, other: trace.cast(input, other.dtype))

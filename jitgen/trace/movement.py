@@ -106,9 +106,7 @@ def to_shape(trace: Trace, input: Node, shape: tuple[Any, ...]) -> Node:
     return input if shape == input.shape else view(trace, input, ("reshape",), shape)
 
 
-@row("view_as", "reshape_as", view=True)
-def reshape_as(trace: Trace, input: Node, other: Node) -> Node:
-    return to_shape(trace, input, other.shape)
+row("view_as", "reshape_as", view=True)(lambda trace, input, other: to_shape(trace, input, other.shape))
 
 
 @row("flatten", itself=True)
@@ -251,9 +249,7 @@ def expand_row(trace: Trace, input: Node, *sizes: Any, implicit: bool = False) -
     return input if repeats_nothing else filled(trace, input, shape)
 
 
-@row("expand_as", view=True)
-def expand_as(trace: Trace, input: Node, other: Node) -> Node:
-    return expand_row(trace, input, *other.shape)
+row("expand_as", view=True)(lambda trace, input, other: expand_row(trace, input, *other.shape))
 
 
 @row("broadcast_tensors", itself=True)

@@ -226,9 +226,7 @@ def sub(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
     return pointwise(trace, "sub", input, _scaled(trace, other, alpha, result_dtype(input, other), negated=True))
 
 
-@row("rsub", "__rsub__")
-def rsub(trace: Trace, input: Value, other: Value, *, alpha: Value = 1) -> Node:
-    return sub(trace, other, input, alpha=alpha)
+row("rsub", "__rsub__")(lambda trace, input, other, *, alpha=1: sub(trace, other, input, alpha=alpha))
 
 
 @row("div", "divide", "true_divide")
@@ -344,9 +342,7 @@ def round_(trace: Trace, input: Node, *, decimals: int = 0) -> Node:
     return pointwise(trace, second, pointwise(trace, "round", pointwise(trace, first, input, scale)), scale)
 
 
-@row("frac")
-def frac(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "sub", input, pointwise(trace, "trunc", input))
+row("frac")(lambda trace, input: pointwise(trace, "sub", input, pointwise(trace, "trunc", input)))
 
 
 def _scaled_angle(trace: Trace, input: Node, *, factor: float) -> Node:

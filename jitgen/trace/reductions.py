@@ -181,9 +181,7 @@ for _kind in ("any", "all"):
     row(_kind)(partial(_reduced_truth, kind=_kind))
 
 
-@row("count_nonzero")
-def count_nonzero(trace: Trace, input: Node, dim: Dims = None) -> Node:
-    return sum_(trace, trace.cast(truth(trace, input), "int64"), dim)
+row("count_nonzero")(lambda trace, input, dim=None: sum_(trace, trace.cast(truth(trace, input), "int64"), dim))
 
 
 # ------------------------------------------------------------------------------------------------- variance and norms

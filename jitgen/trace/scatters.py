@@ -99,9 +99,7 @@ def scatter(
     return _scatter(trace, input, dim, index, source, _REDUCTIONS[reduce] if reduce else "set")
 
 
-@row("scatter_add")
-def scatter_add(trace: Trace, input: Node, dim: int, index: Node, src: Node) -> Node:
-    return _scatter(trace, input, dim, index, src, "sum")
+row("scatter_add")(lambda trace, input, dim, index, src: _scatter(trace, input, dim, index, src, "sum"))
 
 
 def _scatter(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str) -> Node:

@@ -113,9 +113,7 @@ def truth(trace: Trace, value: Value) -> Node:
     return node if node.dtype == "bool" else pointwise(trace, "ne", node, 0, result="bool")
 
 
-@row("logical_not")
-def logical_not(trace: Trace, input: Node) -> Node:
-    return pointwise(trace, "bitwise_not", truth(trace, input))
+row("logical_not")(lambda trace, input: pointwise(trace, "bitwise_not", truth(trace, input)))
 
 
 def _logical(trace: Trace, input: Node, other: Node, *, op: str) -> Node:
@@ -171,9 +169,7 @@ def where(trace: Trace, condition: Node, input: Value = None, other: Value = Non
     return trace.make("where", operands, dtype, shape)
 
 
-@row("Tensor.where")
-def tensor_where(trace: Trace, input: Node, condition: Node, other: Value) -> Node:
-    return where(trace, condition, input, other)
+row("Tensor.where")(lambda trace, input, condition, other: where(trace, condition, input, other))
 
 
 @row("masked_fill")

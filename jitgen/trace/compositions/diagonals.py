@@ -24,9 +24,7 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
     return flat[..., start : start + (length - 1) * (columns + 1) + 1 : columns + 1] if length else flat[..., :0]
 
 
-@composition("diagonal_copy")
-def diagonal_copy(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    return diagonal(input, offset, dim1, dim2).clone()
+composition("diagonal_copy")(lambda input, offset=0, dim1=0, dim2=1: diagonal(input, offset, dim1, dim2).clone())
 
 
 @composition("linalg_diagonal", view=True)
@@ -78,9 +76,7 @@ def diag(input: Tensor, diagonal_: int = 0, *, diagonal: int | None = None) -> T
     return diag_embed(input, offset) if input.dim() == 1 else input.diagonal(offset).clone()
 
 
-@composition("diagflat")
-def diagflat(input: Tensor, offset: int = 0) -> Tensor:
-    return diag_embed(input.reshape(-1), offset)
+composition("diagflat")(lambda input, offset=0: diag_embed(input.reshape(-1), offset))
 
 
 @composition("diagonal_scatter")

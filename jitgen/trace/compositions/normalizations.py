@@ -180,9 +180,7 @@ def safe_softmax(input: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return torch.where(masked, 0, input.softmax(dim, dtype=dtype))
 
 
-@composition("aten.native_dropout_backward")
-def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return grad_output * mask * scale
+composition("aten.native_dropout_backward")(lambda grad_output, mask, scale: grad_output * mask * scale)
 
 
 @composition("torch._weight_norm")

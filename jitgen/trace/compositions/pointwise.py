@@ -127,14 +127,8 @@ def entr(input: Tensor) -> Tensor:
     return with_gradient(torch.where(x.isnan(), x, inside), x, -1 - x.log())
 
 
-@composition("__rdiv__")
-def reflected_division(input: Tensor, other: Any) -> Tensor:
-    return other / input
-
-
-@composition("__rmatmul__")
-def reflected_product(input: Tensor, other: Tensor) -> Tensor:
-    return torch.matmul(other, input)
+composition("__rdiv__")(lambda input, other: other / input)
+composition("__rmatmul__")(lambda input, other: torch.matmul(other, input))
 
 
 @composition("_nn.rrelu", "torch.rrelu")
@@ -151,14 +145,8 @@ def rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: b
     return torch.nn.functional.leaky_relu(input, (lower + upper) / 2)
 
 
-@composition("special_softmax")
-def special_softmax(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    return input.softmax(dim, dtype=dtype)
-
-
-@composition("isreal")
-def isreal(input: Tensor) -> Tensor:
-    return torch.ones_like(input, dtype=torch.bool)
+composition("special_softmax")(lambda input, dim, *, dtype=None: input.softmax(dim, dtype=dtype))
+composition("isreal")(lambda input: torch.ones_like(input, dtype=torch.bool))
 
 
 @composition("angle")
@@ -169,14 +157,8 @@ def angle(input: Tensor) -> Tensor:
     return with_gradient(torch.where(x.isnan(), x, result), x, 0.0)
 
 
-@composition("sym_int")
-def sym_int(a: Any) -> int:
-    return int(a)
-
-
-@composition("sym_float")
-def sym_float(a: Any) -> float:
-    return a * 1.0
+composition("sym_int")(lambda a: int(a))
+composition("sym_float")(lambda a: a * 1.0)
 
 
 # ----------------------------------------------------------------------------------------------- orthogonal polynomials

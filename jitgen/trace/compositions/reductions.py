@@ -32,9 +32,7 @@ def nanmean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: An
     return nansum(input, dim, keepdim, dtype=dtype) / count
 
 
-@composition("dist")
-def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
-    return torch.norm(input - other, p)
+composition("dist")(lambda input, other, p=2: torch.norm(input - other, p))
 
 
 @composition("renorm")

@@ -31,14 +31,8 @@ def require(condition: Any, message: str) -> None:
     assert condition, message
 
 
-@composition("conj_physical", itself=True)
-def conj_physical(input: Tensor) -> Tensor:
-    return input.clone()
-
-
-@composition("unfold_copy")
-def unfold_copy(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    return unfold(input, dimension, size, step).clone()
+composition("conj_physical", itself=True)(lambda input: input.clone())
+composition("unfold_copy")(lambda input, dimension, size, step: unfold(input, dimension, size, step).clone())
 
 
 # -------------------------------------------------------------------------------------------------- cutting and joining
@@ -51,9 +45,7 @@ def aten_slice(input: Tensor, dim: int = 0, start: int | None = None, end: int |
     return input[tuple(key)]
 
 
-@composition("unsafe_chunk", view=True)
-def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    return input.chunk(chunks, dim)
+composition("unsafe_chunk", view=True)(lambda input, chunks, dim=0: input.chunk(chunks, dim))
 
 
 @composition("unsafe_split", "unsafe_split_with_sizes", view=True)
@@ -128,9 +120,7 @@ def column_stack(tensors: Any) -> Tensor:
     return torch.hstack([x.reshape(-1, 1) if x.dim() <= 1 else x for x in tensors])
 
 
-@composition("dstack")
-def dstack(tensors: Any) -> Tensor:
-    return torch.cat([_deep(x) for x in tensors], 2)
+composition("dstack")(lambda tensors: torch.cat([_deep(x) for x in tensors], 2))
 
 
 @composition("_VF.block_diag")
