@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node
+from jitgen.ir.nodes import CAST
 from jitgen.ir.symbols import Expr
 from jitgen.spec import DTYPES
 from jitgen.trace import table
@@ -55,6 +57,15 @@ class Value:
 
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
+
+    def to(self, dtype: torch.dtype) -> Value:
+        """Returns this value in ``dtype``: the one that it was widened from, where that has the dtype."""
+        if self.node.kind is CAST and not self.node.attrs:
+            (source,) = self.node.inputs
+            if DTYPES[source.dtype] == dtype and compute_dtype(source.dtype) == self.node.dtype:
+                return Value(source, self.functions)
+        converted: Value = self.functions.called("to", self, dtype)
+        return converted
 
     def detached(self, attrs: tuple[str, ...]) -> Value:
         """Returns this value marked with ``attrs``, as one through which no gradient flows."""

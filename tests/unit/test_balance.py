@@ -335,6 +335,35 @@ def test_a_forward_of_training_computes_activations_in_epilogues(name: str, kern
     assert balance.operations_ratio <= 1.01, str(balance)
 
 
+def _mlp(x: Any, gate: Any, up: Any, down: Any) -> Any:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+def _normed(x: Any, first: Any, norm: Any, second: Any) -> Any:
+    y = x + F.linear(x, first)
+    return F.linear(F.rms_norm(y, y.shape[-1:], norm), second)
+
+
+BACKWARDS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {
+    "a product": (F.linear, [(512, 1024), (2048, 1024)], 2),
+    "SwiGLU": (_mlp, [(512, 1024), (2048, 1024), (2048, 1024), (1024, 2048)], 7),
+    "a norm": (_normed, [(512, 1024), (1024, 1024), (1024,), (1024, 1024)], 8),
+}
+
+
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("cuda", "sm_80"), ("triton", "sm_90a")])
+@pytest.mark.parametrize("of", BACKWARDS)
+def test_gradients_are_neither_copied_nor_computed_again(of: str, backend: str, target: str) -> None:
+    """The gradient of a 16-bit result is what its products read, and where they read it along K alone, it is copied
+    from the one that is computed."""
+    function, shapes, kernels = BACKWARDS[of]
+    arguments = [torch.empty(shape, dtype=half, requires_grad=True) for shape in shapes]
+    backward = jitgen.jit(function).lower(*arguments, backend=backend, target=target).backward
+    assert backward is not None
+    assert backward.balance.kernels <= kernels, backward.explain()
+    assert backward.balance.operations_ratio <= 1.01, str(backward.balance)
+
+
 RETURNED: dict[str, tuple[Callable[..., Any], int]] = {
     "an activation": (lambda x, w: ((y := x @ w), torch.relu(y) @ w), 2),
     "the mean of rows": (lambda x, w: ((y := x @ w), y.float().mean(-1)), 2),

@@ -16,7 +16,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, PRODUCTS, VIEW
+from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, PRODUCTS, REDUCE, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.views import is_transposed
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
@@ -128,12 +128,17 @@ def _is_mapped(dtype: str, device: Device) -> bool:
 
 
 def activation_in_its_order(product: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node:
-    """Materialises the activation of ``product``, computed or to be copied, in its order, where kernels read either."""
+    """Materialises the activation of ``product``, computed or to be copied, in its order, where kernels read either.
+    Otherwise one that is computed of reductions is copied from that order, so that they are computed once."""
     x, weight = product.inputs[:2]
+    if not partition.device.is_gpu:
+        return in_its_order(x, partition, materialize)
     is_dense = product.kind is CONTRACT and weight.under_views.kind is not DEQUANTIZE
-    if partition.device.is_gpu and not (is_dense and _lies_across(x, partition) and is_stored_along_rows(x, partition)):
+    if not is_dense or not _lies_across(x, partition):
         return materialize(x)
-    return in_its_order(x, partition, materialize)
+    if is_stored_along_rows(x, partition):
+        return in_its_order(x, partition, materialize)
+    return materialize(_crossed(x, partition, materialize) if REDUCE in x.kinds else x)
 
 
 def in_its_order(node: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node:
@@ -145,6 +150,11 @@ def in_its_order(node: Node, partition: Partition, materialize: Callable[[Node],
     """
     if (partition.device.is_gpu and item_size(node.dtype) != 2) or not _lies_across(node, partition):
         return materialize(node)
+    return _crossed(node, partition, materialize)
+
+
+def _crossed(node: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node:
+    """Materialises the matrices ``node`` transposed."""
     last = len(node.shape) - 1
     swap = "permute", (*range(last - 1), last, last - 1)
     crossed = (*node.shape[:-2], node.shape[last], node.shape[last - 1])

@@ -78,6 +78,7 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
     temporaries = {node for node in kept.union(values) if partition.temporaries.get(node) is not None}
     inside: dict[Node, Node] = {}  # what a node becomes for its own kernel, and for what else reads it
     read: dict[Node, Node] = {}
+    written: dict[Node, Node] = {}  # the temporaries that the kernels of ``kept`` write
     for node in index.order:
         own = [
             (inside if child in owners and owners[child] is owners.get(node) else read)[child] for child in node.inputs
@@ -87,12 +88,12 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
         if node not in kept:
             read[node] = _rebuilt(node, others, partition.mover)
         elif node in temporaries:
-            read[node] = partition.materialize(node)
+            read[node] = written[node] = partition.materialize(node)
         else:
-            read[node] = _in_memory(inside[node], _is_activation(node, index, owners), partition)
+            written[node], read[node] = _in_memory(inside[node], _is_activation(node, index, owners), partition)
     for group in groups:
         if len(group) > 1:
-            partition.temporaries.compute_together([read[node] for node in group])
+            partition.temporaries.compute_together([written[node] for node in group])
     return [(inside if value in temporaries else read)[value] for value in values]
 
 
@@ -113,17 +114,19 @@ def _is_activation(node: Node, index: Index, owners: Mapping[Node, Owner]) -> bo
     return any(product.inputs[0] in views and not owners[product].is_fused for product in products)
 
 
-def _in_memory(node: Node, is_activation: bool, partition: Partition) -> Node:
-    """Reads ``node`` from a temporary. That has the rows and columns of its products, so that their kernel writes it,
-    and what reads it reads a view. On a GPU a view whose last dimension is not contiguous is copied where it is an
-    activation that products read along K alone (``orders.py``)."""
+def _in_memory(node: Node, is_activation: bool, partition: Partition) -> tuple[Node, Node]:
+    """Stores ``node``: returns the temporary that is written, and what is read. The temporary has the rows and columns
+    of its products, so that their kernel writes it, and what reads it reads a view. On a GPU a view whose last
+    dimension is not contiguous is copied where it is an activation that products read along K alone (``orders.py``)."""
     store = flattened(0, node, partition.mover)
     if not store.movements:
-        return partition.materialize(node)
+        temporary = partition.materialize(node)
+        return temporary, temporary
     matrix = partition.materialize(store.value)
     view = restored(Store(0, matrix, store.movements), node, partition.mover)
     is_across = is_activation and len(view.shape) > 1 and not keeps_last_dimension(store)
-    return partition.materialize(view) if is_across and not is_stored_along_rows(view, partition) else view
+    is_copied = is_across and not is_stored_along_rows(view, partition)
+    return matrix, partition.materialize(view) if is_copied else view
 
 
 # ------------------------------------------------------------------------------------------------------------ owners
