@@ -52,6 +52,27 @@ def test_large_matrices_of_few_rows(format: str | None, paths: list[str]) -> Non
     assert found == [paths[0], paths[format is not None], paths[1]]
 
 
+@pytest.mark.parametrize(
+    ("rows", "sizes", "tile"),
+    [
+        (16, (32, 2048, 7168), ("mma", 8)),
+        (64, (32, 2048, 7168), ("mma", 8)),
+        (300, (32, 2048, 7168), ("wgmma_quantized", 32)),
+        (32, (8, 14336, 4096), ("mma", 8)),
+        (128, (8, 14336, 4096), ("wgmma_quantized", 32)),
+        (512, (128, 768, 2048), ("mma", 8)),
+        (2400, (128, 768, 2048), ("wgmma_quantized", 32)),
+    ],
+)
+def test_tiles_of_few_rows(rows: int, sizes: tuple[int, int, int], tile: tuple[str, int]) -> None:
+    """Rows of a tile are those that groups of such sizes have: the fastest on an H200, or within 8 % of it
+    (docs/measured/h200-grouped-tiles.json)."""
+    for format in ("int4", "mxfp4"):
+        schedule = lowered(product, rows, format, sizes=sizes)._lowered.schedules[0]
+        assert (schedule.path, schedule.tokens) == tile
+        assert schedule.block_n >= 64  # of a weight that is long
+
+
 @pytest.mark.parametrize(("format", "group", "activation"), ACTIVATIONS)
 @pytest.mark.quick(where=lambda activation: activation == "fp8_e4m3.block128")
 def test_quantised_activations_and_blocks(format: str, group: int | None, activation: str | None) -> None:

@@ -3,7 +3,10 @@ with the instructions of ``tests/host_ptx.cuh``, those of sm_90a with those of `
 
 from __future__ import annotations
 
+import random
+import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ import jitgen
 from jitgen.compilers import host
 from tests.compile.test_byte_products_on_host import headers_of_bytes
 from tests.compile.test_formats_on_host import host_headers
-from tests.cuda_on_host import run
+from tests.cuda_on_host import on_host, run
 from tests.grouped import ACTIVATIONS, chosen, failure, product, rows_as_quantized, rows_of_groups
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
@@ -66,3 +69,48 @@ def test_rows_with_ids_on_hopper(format: str, group: int | None) -> None:
     (found,) = run(chosen, x, weight, ids, headers=wgmma_headers())
     wanted = 2 * torch.einsum("snk,sk->sn", exact[ids], quantized)
     assert not failure(found, wanted, format)
+
+
+_TILES = r"""
+#include "jitgen/gemm_groups.cuh"
+
+struct Params { const int64_t* ends; int* out; int groups; int rows; };
+extern "C" __global__ void tiles(const __grid_constant__ Params params) {
+  const int total = jitgen::tiles_of_groups<8>(params.ends, 1, params.groups, params.rows);
+  const jitgen::GroupTile found =
+      jitgen::group_of_tile<8>(params.ends, 1, params.groups, params.rows, int(blockIdx.x));
+  if (threadIdx.x != 0) return;
+  int* const out = params.out + blockIdx.x * 5;
+  out[0] = total;
+  out[1] = found.group;
+  out[2] = found.begin;
+  out[3] = found.end;
+  out[4] = found.tile;
+}
+"""
+
+
+@pytest.mark.parametrize("groups", [1, 31, 32, 127, 128, 129, 300])
+@pytest.mark.quick(where=lambda groups: groups == 300)
+def test_tiles_of_groups(groups: int, tmp_path: Path) -> None:
+    """Tiles are those of the groups in their order, then those of the rows of none, then none; also where ends descend
+    or are beyond the rows."""
+    source, rows = random.Random(groups), 3 * groups + 9
+    ends = sorted(source.randint(0, rows - 5) for _ in range(groups))
+    for bad in (-7, rows + 50, rows // 2):
+        ends[source.randrange(groups)] = bad
+    wanted, begin = list[list[int]](), 0
+    for group, raw in enumerate([*ends, rows]):
+        end = max(begin, min(max(raw, 0), rows))
+        count, number = -(-(end - begin) // 8), group if group < groups else -1
+        wanted += [[number, begin, end, tile] for tile in range(count)]
+        begin = min(max(raw, 0), rows)
+    x, weight = (jitgen.TensorSpec(size, torch.bfloat16) for size in ((8, 64), (2, 64, 64)))
+    low = jitgen.jit(product).lower(x, weight, jitgen.TensorSpec((2,), torch.int32), target="sm_80", backend="cuda")
+    headers = low._lowered.render(0)[0].headers
+    run_tiles = on_host(SimpleNamespace(name="tiles", text=_TILES, headers=headers), tmp_path, host_headers())
+    out = torch.full((len(wanted) + 2, 5), 99, dtype=torch.int32)
+    of_ends = torch.tensor(ends)
+    run_tiles(out.shape[0], 32, struct.pack("2Q2i", of_ends.data_ptr(), out.data_ptr(), groups, rows))
+    assert out[:, 0].tolist() == [len(wanted)] * out.shape[0]
+    assert out[:, 1:].tolist() == [*wanted, [-1, 0, 0, -1], [-1, 0, 0, -1]]

@@ -22,7 +22,7 @@ from tests.gemm_numeric import operands
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
 VARIED = ("uint3.floatzeros", "uint8.float16.floatzeros", "int4.float16", "int8.bfloat16", "fp8_e4m3.rows128")
-QUICK = {("nvfp4", torch.bfloat16), ("uint8", torch.bfloat16), ("int3", torch.float16)}
+QUICK = {("nvfp4", torch.bfloat16), ("mxfp4", torch.bfloat16), ("uint8", torch.bfloat16), ("int3", torch.float16)}
 _TEXT = """
 #include <jitgen/gemm_wgmma_planes.cuh>
 using Index = int32_t;

@@ -195,7 +195,7 @@ def _blocks_by_registers(schedule: BlockSchedule, contraction: Contraction) -> i
     weights need more registers to decode than 4-bit codes for bfloat16 do."""
     if not isinstance(schedule, MmaQuantized):
         return 0
-    if stream_tiles.is_plain(contraction):
+    if stream_tiles.is_plain(contraction) or stream_tiles.folds_scales(contraction):
         return schedule.blocks_by_registers
     return min(schedule.blocks_by_registers, 3 if schedule.tokens == 1 and schedule.row_tiles == 1 else 1)
 

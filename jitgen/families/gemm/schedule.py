@@ -16,9 +16,11 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.family import Question, SizeBuckets
 from jitgen.families.gemm.claim import Prologue
+from jitgen.families.gemm.groups import Groups
 from jitgen.families.gemm.layout import BY_ROWS, GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import GemmSchedule, TritonMainloop
 from jitgen.families.gemm.matrices import batch_rank
+from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Graph, topological
@@ -57,7 +59,9 @@ class Problem:
         layouts: of the regions.
         wide: whether indices are 64-bit.
         device: what the kernel is for.
-        matrices: the upper end of the bucket of the batch's number of matrices; 1 without a batch.
+        matrices: the upper end of the bucket of the batch's number of matrices; 1 without a batch. Of groups of rows,
+            of those that may have some.
+        group_count: the number of groups of rows; 1 where these are not grouped.
     """
 
     rows: int
@@ -69,6 +73,7 @@ class Problem:
     device: Device
     matrices: int = 1
     fewest_rows: int = 1
+    group_count: int = 1
 
     @property
     def grouping(self) -> str:
@@ -80,6 +85,17 @@ class Problem:
     def groups(self) -> int:
         """Returns the number of groups of rows that may have some; 1 where rows are not grouped."""
         return self.matrices if self.grouping in BY_ROWS else 1
+
+    @property
+    def divisions(self) -> Sequence[Groups]:
+        """Returns divisions of rows among groups, of numbers of rows of the bucket; none where rows are not grouped."""
+        if self.grouping not in BY_ROWS:
+            return ()
+        fewest, most = self.group_count * (fewest_rows(self.rows) - 1) + 1, self.group_count * self.rows
+        if self.rows == 1:  # on average
+            fewest, most = 1 + max((end for end in MATRIX_BUCKETS if end < self.matrices), default=0), self.matrices
+        alone = self.grouping == "ids"
+        return [Groups(rows, self.group_count, alone) for rows in sampled_rows(fewest, most)]
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:
@@ -140,6 +156,7 @@ def problem(
         device=device,
         matrices=next((end for end in MATRIX_BUCKETS if matrices <= end), 2 * MATRIX_BUCKETS[-1]),
         fewest_rows=1 if device.batch_invariant or first.grouping else fewest_rows(rows),
+        group_count=max(1, first.group_count),
     )
 
 
@@ -218,8 +235,8 @@ def decide(question: Question, device: Device) -> Decision:
 
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
-    """Returns M of each product of ``graph``. Of a batch of products also their number, by which GPU schedules differ,
-    and N and K: the second operand is then no weight of a fixed size."""
+    """Returns M of each product of ``graph``; of groups of rows that of an average group. Of a batch of products also
+    their number, by which GPU schedules differ, and N and K: the second operand is then no weight of a fixed size."""
     buckets_ = []
     for product in topological(graph.results):
         if product.kind in PRODUCTS:
@@ -227,6 +244,9 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             rows = symbols.product(product.shape[batch:-1])
             if product.kind is GROUPED and len(product.inputs[1].shape) == 3:
                 groups = product.inputs[1].shape[0]
+                if device.is_gpu and isinstance(groups, int):  # fewer rows than groups are in buckets of their own
+                    ends = tuple(end for end in MATRIX_BUCKETS if end < groups)
+                    buckets_.append(SizeBuckets(rows, ends, node=product))
                 rows = symbols.floordiv(symbols.add(rows, symbols.sub(groups, 1)), groups or 1)  # type: ignore[assignment]
             buckets_.append(SizeBuckets(rows, ROW_BUCKETS, node=product))
             if batch:

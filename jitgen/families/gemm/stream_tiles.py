@@ -18,9 +18,11 @@ What the model says:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from jitgen.families.gemm.groups import Groups
 from jitgen.families.gemm.mainloops import CHUNK, GemmSchedule, MmaQuantized, MmaRows
 from jitgen.ir.body import Contraction
 from jitgen.schedule.chips import Chip
@@ -74,7 +76,7 @@ class StreamWeights:
     """Holds the facts on which a choice of tiles depends, besides the rows of x.
 
     Attributes:
-        tiles: pieces of 16 rows, of all contractions of all regions.
+        tiles: pieces of 16 rows, of all contractions of all regions; where offsets divide rows, of one group.
         contractions: of each region.
         length: K.
         bits: of a weight, those of scales included.
@@ -168,6 +170,12 @@ def _spills(tokens: int, rows: int, stages: int, weights: StreamWeights) -> bool
     return (tokens == 1 and stages > 2 and rows > 1) or (tokens == 8 and rows * stages > 8)
 
 
+def folds_scales(contraction: Contraction) -> bool:
+    """Returns whether fragments have the scales of 4-bit floats in them, which are powers of two (``folded`` of
+    ``gemm_planes.cuh``), so that one sum is over all of K."""
+    return contraction.format == "mxfp4" and contraction.dtype == "bfloat16"
+
+
 def is_plain(contraction: Contraction) -> bool:
     """Returns whether the weights are 4-bit codes without zero-points, which bfloat16 multiplies, with scales of groups
     of 64 or more: the decoding of others takes more registers."""
@@ -197,17 +205,22 @@ def shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
     return warps_k, splits
 
 
-def microseconds(tiles: MmaQuantized | MmaRows, rows: int, weights: StreamWeights, shared_bytes: int) -> float:
+def microseconds(
+    tiles: MmaQuantized | MmaRows, rows: int, weights: StreamWeights, shared_bytes: int, groups: Groups | None = None
+) -> float:
     """Estimates the time of a kernel that has the device for itself; without columns, which launches nothing, that of
     one tile.
 
     Args:
+        rows: of x, in all groups together.
         shared_bytes: of a block.
+        groups: how offsets divide the rows, if they do.
     """
     fit, chip = (QUANTIZED_FIT if weights.quantized else DENSE_FIT), weights.chip
     tokens, row_tiles, splits = tiles.tokens, tiles.row_tiles * tiles.contractions, tiles.cluster_k_splits
-    row_blocks = -(-rows // tokens)
-    clusters = row_blocks * max(1, -(-weights.tiles // (row_tiles * tiles.warps_n)))
+    row_blocks = -(-rows // tokens) if groups is None else groups.tiles(tokens)
+    reads = row_blocks if groups is None else groups.used  # of all weights, or of those of a group
+    clusters = math.ceil(row_blocks * max(1, -(-weights.tiles // (row_tiles * tiles.warps_n))))
     slots = dict(chip.clusters)[splits]  # clusters of one block on each multiprocessor
     most_blocks = -(-clusters // slots)  # blocks that a multiprocessor computes, at most
     chunks = -(-weights.length // CHUNK)
@@ -216,7 +229,7 @@ def microseconds(tiles: MmaQuantized | MmaRows, rows: int, weights: StreamWeight
     eights = max(1, tokens // 8)
     issue = row_tiles * (fit.issue + fit.token_issue * eights) * tiles.warps / 4
     latency = fit.latency / 2 * (2 / tiles.stages) ** fit.depth
-    read = tiles.warps_k * min(rows, tokens) * CHUNK * 2
+    read = tiles.warps_k * min(rows / row_blocks, tokens) * CHUNK * 2
     sums = tiles.warps * row_tiles * 16 * 8 * eights
     time = 0.0
     for together in _waves(most_blocks, _resident(tiles, fit, chip, shared_bytes)):
@@ -226,7 +239,7 @@ def microseconds(tiles: MmaQuantized | MmaRows, rows: int, weights: StreamWeight
             time += fit.exchange + fit.block_exchange * (splits - 2)
     reading = weights.tiles * 16 * weights.length * weights.bits / 8 / chip.reads * 1e6
     reading *= (most_blocks * slots / clusters) ** (fit.few if most_blocks == 1 else fit.many)
-    return _combined(SMOOTH, time, row_blocks * reading + fit.fixed)
+    return _combined(SMOOTH, time, reads * reading + fit.fixed)
 
 
 def _waves(blocks: int, resident: int) -> Iterator[int]:

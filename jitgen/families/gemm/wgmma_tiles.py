@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
 from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
+from jitgen.families.gemm.groups import Groups
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaBytes, WgmmaDense, WgmmaQuantized, WgmmaTiling
 from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.families.gemm.wgmma_model import (
@@ -118,7 +119,10 @@ spills, as NVRTC 13.0 compiles it."""
 def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
     """Lists the tiles that a kernel for ``fewest`` to ``most`` rows of x can have, each with the most splits from which
     any of these rows gains."""
-    of_codes = (*_quantized_tilings(most, weights), *_tall_code_tilings(most, weights))
+    sizes = FEW_TOKENS if most <= FEW_TOKENS[-1] else MEDIUM_TOKENS if most <= MEDIUM_ROWS else MANY_TOKENS
+    largest = min((tokens for tokens in sizes if tokens >= most), default=max(sizes))
+    small = [tokens for tokens in sizes if tokens <= largest]
+    of_codes = (*_quantized_tilings(small, weights), *_tall_code_tilings(most, weights))
     tilings = _dense_tilings(most, weights) if weights.dense else of_codes
     return [_gaining(tiling, fewest, most, weights) for tiling in tilings]
 
@@ -155,12 +159,8 @@ MOST_CODE_SUMS = {(2, 1): 128, (3, 1): 64, (4, 1): 32, (1, 2): 128, (1, 3): 32}
 """The same where x is int8: a thread has int32 sums of a group beside the float32 ones."""
 
 
-def _quantized_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
-    sizes = FEW_TOKENS if rows <= FEW_TOKENS[-1] else MEDIUM_TOKENS if rows <= MEDIUM_ROWS else MANY_TOKENS
-    largest = min((tokens for tokens in sizes if tokens >= rows), default=max(sizes))
+def _quantized_tilings(sizes: Sequence[int], weights: Weights) -> Iterator[WgmmaQuantized]:
     for tokens in sizes:
-        if tokens > largest:
-            continue
         for warpgroups, blocks, resident in SHAPES:
             most = (MOST_SUMS if weights.item == 2 else MOST_CODE_SUMS)[warpgroups, resident]
             if blocks % weights.contractions or blocks * tokens > most:
@@ -196,9 +196,11 @@ def _tall_code_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
         yield WgmmaQuantized(tokens, 2, 1, 2, stages=8, cluster_k_splits=splits, multicast=multicast)
 
 
-def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights, groups: int = 1) -> tuple[int, float]:
+def _estimate_quantized(
+    tiles: WgmmaQuantized, rows: int, weights: Weights, groups: Groups | None = None
+) -> tuple[int, float]:
     height, blocks = tiles.warpgroups * tiles.blocks_of_rows, tiles.blocks_of_rows
-    down = -(-rows // tiles.tokens) if groups == 1 else _tiles_of_groups(rows, groups, tiles.tokens)
+    down = -(-rows // tiles.tokens) if groups is None else math.ceil(groups.tiles(tiles.tokens))
     share = tiles.multicast
     items = down * sum(-(-n // (tiles.block_n * share)) * share for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
@@ -221,16 +223,11 @@ def _estimate_quantized(tiles: WgmmaQuantized, rows: int, weights: Weights, grou
         return area * max(stores, instructions) + QUANTIZED.tile
 
     chunks = -(-weights.length // (tiles.block_k * tiles.k_splits))
-    moved = groups * _moved(rows, weights, weights.bits + 0.125, tiles.k_splits)
+    moved = _moved(rows, weights, weights.bits + 0.125, tiles.k_splits, groups)
     times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
     if share > 1:
         return 1, times.unsplit(weights.chip, items, share)
     return times.least(weights.chip, items, tiles.cluster_k_splits)
-
-
-def _tiles_of_groups(rows: int, groups: int, height: int) -> int:
-    """Estimates the tiles of groups of uneven sizes: the last tile of a group is half full on average."""
-    return math.ceil(groups * max(1.0, rows / height + 0.5))
 
 
 def in_ranges(tilings: Sequence[WgmmaTiling], ranges: int) -> list[WgmmaTiling]:
@@ -246,12 +243,13 @@ def sums_microseconds(ranges: int, rows: int, weights: Weights) -> float:
     return SUMS_FIXED + rows * sum(weights.columns) * weights.contractions * ranges * 4 / weights.chip.reads * 1e6
 
 
-def _moved(rows: int, weights: Weights, bits: float, ranges: int) -> float:
+def _moved(rows: int, weights: Weights, bits: float, ranges: int, groups: Groups | None) -> float:
     """Counts the bytes of x, of weights of so many bits, scales included, and of the results."""
+    read = 1.0 if groups is None else groups.used
     columns = sum(weights.columns)
     results = columns * (2 if ranges == 1 else 4 * ranges * weights.contractions)
     of_x = weights.length * weights.item
-    return weights.contractions * columns * weights.length * bits / 8 + rows * (of_x + results)
+    return read * weights.contractions * columns * weights.length * bits / 8 + rows * (of_x + results)
 
 
 # ------------------------------------------------------------------------------------------------------------- dense
@@ -447,18 +445,17 @@ def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
     """Lists the tiles that a kernel for groups of rows, ``rows`` on average, can have."""
     if weights.dense:
         return _fitting(_GROUPED if weights.item == 2 else _GROUPED_BYTES, rows, weights)
-    tilings = _quantized_tilings(GROUP_ROWS * rows, weights)
-    return [replace(tiles, cluster_k_splits=1) for tiles in tilings if tiles.tokens in GROUP_TOKENS]
+    sizes = [tokens for tokens in GROUP_TOKENS if tokens <= max(GROUP_TOKENS[0], 2 * GROUP_ROWS * rows)]
+    return [replace(tiles, cluster_k_splits=1) for tiles in _quantized_tilings(sizes, weights)]
 
 
-def grouped_microseconds(tiles: WgmmaTiling, rows: int, groups: int, weights: Weights) -> float:
-    """Estimates the time of a product of groups of rows, at most ``rows`` on average, by the geometric mean."""
+def grouped_microseconds(tiles: WgmmaTiling, divisions: Sequence[Groups], weights: Weights) -> float:
+    """Estimates the time of a product of groups of rows, by the geometric mean over ``divisions``."""
     if isinstance(tiles, WgmmaDense) and weights.item == 2:
-        return batched_microseconds(tiles, rows, groups, weights)
-    counts = sampled_rows(-(-rows // 4), rows, SAMPLES)
-    if isinstance(tiles, WgmmaDense):
-        return geometric_mean(_estimate_dense(tiles, count, weights, groups)[1] for count in counts)
-    return geometric_mean(_estimate_quantized(tiles, count, weights, groups)[1] for count in counts)
+        most = divisions[-1]
+        return batched_microseconds(tiles, -(-most.rows // most.count), most.count, weights)
+    estimate = _estimate_dense if isinstance(tiles, WgmmaDense) else _estimate_quantized
+    return geometric_mean(estimate(tiles, groups.rows, weights, groups)[1] for groups in divisions)  # type: ignore[arg-type]
 
 
 def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[WgmmaDense]:
@@ -482,7 +479,9 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
     return tiles.columns // tiles.across in WGMMA_SIZES and tiles.columns % unit == 0
 
 
-def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int = 1) -> tuple[int, float]:
+def _estimate_dense(
+    tiles: WgmmaDense, rows: int, weights: Weights, groups: Groups | None = None
+) -> tuple[int, float]:
     of_bytes = weights.item == 1
     fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
     if tiles.cluster > 1 and fit.cluster:
@@ -493,7 +492,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int 
     x_shares, weight_shares = tiles.shares[::-1] if tiles.swapped else tiles.shares
     across = sum(-(-n // (tiles.columns * x_shares)) * x_shares for n in wide)
     band = height * weight_shares
-    down = -(-tall // band) if groups == 1 else _tiles_of_groups(rows, groups, band)
+    down = -(-tall // band) if groups is None else math.ceil(groups.tiles(band))
     items = down * weight_shares * across * tiles.k_splits
     columns = weights.columns if weights.transposed else (weights.length,)
     fetched = height / x_shares * _across_lines(weights.item, rows if weights.x_transposed else weights.length)
@@ -503,11 +502,13 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int 
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
     # A warpgroup without rows of x multiplies nothing. Where blocks have several tiles, few of these are the last ones.
     several = items > weights.chip.multiprocessors and not tiles.pingpong and not of_bytes
-    live = -(-tall // 64) * 64 / -(-tall // height) if several else height
+    own = tall if groups is None else -(-tall // groups.count)  # of one group
+    live = -(-own // 64) * 64 / -(-own // height) if several else height
     products = live * width / 32 * fit.product
     if weights.promoted:
         products *= PROMOTED_PINGPONG if tiles.pingpong else PROMOTED_PRODUCT
-    in_l2 = groups * (rows + sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
+    matrices = 1.0 if groups is None else groups.used
+    in_l2 = (rows + matrices * sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if in_l2 else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
     lines = SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else HALF_LINES
 
@@ -522,7 +523,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: int 
         area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
         return lines * area * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
 
-    moved = groups * _moved(rows, weights, weights.bits, tiles.k_splits)
+    moved = _moved(rows, weights, weights.bits, tiles.k_splits, groups)
     times = Times(fit, -(-weights.length // (weights.chunk * tiles.k_splits)), chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         return 1, times.pingpong(weights.chip, items, tiles.cluster)

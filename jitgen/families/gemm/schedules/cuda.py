@@ -87,7 +87,9 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     """Lists the schedules for ``problem``, of every mainloop that computes it and is not certainly slower than
     another."""
     blocks: Sequence[BlockSchedule]
+    few: Sequence[BlockSchedule] = ()
     if problem.grouping == "offsets":  # the tiles of an average group have room for some rows more
+        few = mma(replace(problem, rows=MMA_ROWS)) if problem.quantized and 1 < problem.rows <= STREAMED_ROWS else ()
         problem = replace(problem, rows=MMA_ROWS if problem.rows == 1 else max(problem.rows, STREAMED_ROWS))
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
     if problem.quantized and problem.dtype in CODES:
@@ -113,7 +115,7 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         streamed = stream(problem)
         blocks = [streamed] if streamed is not None else _simt_tiles(problem) or [_simt(problem)]
     elif problem.quantized:
-        blocks = mma(problem) if problem.rows <= STREAMED_ROWS or not tensor_maps else []
+        blocks = [*few, *mma(problem)] if problem.rows <= STREAMED_ROWS or not tensor_maps else []
     else:
         blocks = [] if tensor_maps else rows(problem) or [_dense(problem)]
     if any(body.has_runs for body in problem.bodies):  # lanes of a warp combine columns of one tile
@@ -185,7 +187,7 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     bucket's last row. It is 0 for mainloops without a model, of which the first candidate is taken: where ``mma`` has
     two, for many rows of x, the second is for less shared memory."""
     if isinstance(candidate, MmaQuantized | MmaRows):
-        return cuda_streams.cost(problem, candidate) if problem.rows <= STREAMED_ROWS else 0.0
+        return cuda_streams.cost(problem, candidate) if candidate.tokens <= STREAMED_ROWS else 0.0
     if isinstance(candidate, Simt) and _simt_has_model(problem):
         sizes = (problem.columns, problem.length, problem.device.model)
         rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
@@ -194,7 +196,7 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
         return 0.0
     if problem.grouping:
         assert isinstance(candidate, WgmmaMainloop)
-        return wgmma_tiles.grouped_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))
+        return wgmma_tiles.grouped_microseconds(candidate, problem.divisions, _weights(problem))
     if problem.matrices > 1:
         assert isinstance(candidate, WgmmaDense)
         return wgmma_tiles.batched_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))

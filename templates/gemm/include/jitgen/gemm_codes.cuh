@@ -89,6 +89,19 @@ struct FloatCodes {
     if constexpr (more == 0) return wide;
     return fma_pair<Element>(wide, power_of_two<Element>(more), minus_zeros);
   }
+  // Such a pair, for bfloat16, of codes of 4 bits: of the lowest nibbles of both halves, or of the `second` ones. One
+  // multiplication brings sign and magnitude to their fields.
+  JITGEN_DEVICE static uint32_t wide_pair(uint32_t word, int second) {
+    constexpr uint32_t factor = 0x1000u + (1u << place<bfloat16>);
+    const uint32_t codes = second ? word & 0x00f000f0u : word & 0x000f000fu;
+    return codes * (second ? factor >> 4 : factor) & (0x8000u + (magnitude << place<bfloat16>)) * 0x00010001u;
+  }
+  // In both halves the bfloat16 that makes a code of such a pair the number times a scale, an exponent plus 127, and
+  // times 2^-16: to be finite for scales up to 2^17, which without it were those up to 2. Larger ones are infinite.
+  JITGEN_DEVICE static uint32_t folded_scale(uint32_t power) {
+    constexpr uint32_t more = 127 - bias - 16, largest = 255 - more;
+    return (power < largest ? power : largest) * 0x00800080u + (more << 7) * 0x00010001u;
+  }
 };
 
 // Indices into a table of sixteen floats, given as their bits.

@@ -41,6 +41,7 @@ JITGEN_DEVICE int most_tiles(int groups, int rows) {
 template <int block, class Integer>
 JITGEN_DEVICE int tiles_of_groups(const Integer* ends, int64_t stride, int groups, int rows) {
   uint32_t tiles = 0;
+#pragma unroll 4
   for (int group = threadIdx.x % 32; group <= groups; group += 32) {
     const GroupRange range = range_of_group(ends, stride, groups, rows, group);
     tiles += uint32_t(range.end - range.begin + block - 1) / block;
@@ -51,30 +52,41 @@ JITGEN_DEVICE int tiles_of_groups(const Integer* ends, int64_t stride, int group
 }
 
 // The group of tile number `tile`, where each group has tiles of `block` rows of its own. Each warp looks for it among 32
-// groups at a time.
+// groups at a time, and reads the ends of `batch` times as many at once: no block has anything to do before it knows.
 template <int block, class Integer>
 JITGEN_DEVICE GroupTile group_of_tile(const Integer* ends, int64_t stride, int groups, int rows, int tile) {
+  constexpr int batch = 4;
   const int lane = threadIdx.x % 32;
-  for (int first = 0; first <= groups; first += 32) {
-    const int group = first + lane;
-    const GroupRange range =
-        group <= groups ? range_of_group(ends, stride, groups, rows, group) : GroupRange{rows, rows};
-    const uint32_t own = uint32_t(range.end - range.begin + block - 1) / block;
-    uint32_t upto = own;  // tiles of the groups from the first of these 32 on
+  uint32_t ahead = 0;  // the end of the group before these
+  for (int first = 0; first <= groups; first += 32 * batch) {
+    uint32_t found[batch];
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t before = __shfl_up_sync(0xffffffffu, upto, step, 32);
-      if (lane >= step) upto += before;
+    for (int i = 0; i < batch; ++i) {
+      const int group = first + i * 32 + lane;
+      found[i] = group < groups ? uint32_t(cut_to(int64_t(ends[group * stride]), 0, rows)) : uint32_t(rows);
     }
-    const unsigned behind = __ballot_sync(0xffffffffu, upto > uint32_t(tile));
-    if (behind != 0) {
-      const int at = __ffs(int(behind)) - 1;
-      const int begin = int(__shfl_sync(0xffffffffu, uint32_t(range.begin), at));
-      const int end = int(__shfl_sync(0xffffffffu, uint32_t(range.end), at));
-      const int before = int(__shfl_sync(0xffffffffu, upto - own, at));
-      return {first + at < groups ? first + at : -1, begin, end, tile - before};
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      uint32_t begin = __shfl_up_sync(0xffffffffu, found[i], 1, 32);
+      if (lane == 0) begin = ahead;
+      ahead = __shfl_sync(0xffffffffu, found[i], 31);
+      const uint32_t end = found[i] < begin ? begin : found[i];
+      const uint32_t own = (end - begin + block - 1) / block;
+      uint32_t upto = own;  // tiles of the groups from the first of these 32 on
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const uint32_t before = __shfl_up_sync(0xffffffffu, upto, step, 32);
+        if (lane >= step) upto += before;
+      }
+      const unsigned behind = __ballot_sync(0xffffffffu, upto > uint32_t(tile));
+      if (behind != 0) {
+        const int at = __ffs(int(behind)) - 1, group = first + i * 32 + at;
+        const int from = int(__shfl_sync(0xffffffffu, begin, at)), to = int(__shfl_sync(0xffffffffu, end, at));
+        const int before = int(__shfl_sync(0xffffffffu, upto - own, at));
+        return {group < groups ? group : -1, from, to, tile - before};
+      }
+      tile -= int(__shfl_sync(0xffffffffu, upto, 31));
     }
-    tile -= int(__shfl_sync(0xffffffffu, upto, 31));
   }
   return {-1, 0, 0, -1};
 }

@@ -104,7 +104,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   constexpr int parts = by_step ? 2 : Weight::parts, steps = 4 / parts;
   constexpr int own = Weight::tiles, reads = R / own;  // row tiles of one read of a lane, and its reads
   constexpr bool exact = !Config::sums;
-  constexpr bool direct = Weight::group == 0 && exact && !promoted<Element>;  // one accumulator for all of k
+  constexpr bool direct = (Weight::group == 0 || Weight::folded) && exact && !promoted<Element>;  // one accumulator
   static_assert(window % D == 0 && R % own == 0 && (exact || (is_bfloat16<Element> && Weight::bits < 8 && !by_step)), "");
 
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -288,6 +288,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
     for (int r = 0; r < R; ++r) {
       float2 scale = {1.0f, 1.0f};
       if (Weight::group == 0) scale = unpack_pair(scales[0][c][r / own].scale[0]);
+      if constexpr (Weight::folded) scale.x = scale.y = Weight::shrunk;
       if constexpr (Weight::factored) {
         const int row = n0 + (warp_n * R + r) * 16 + lane / 4;
         scale.x *= weights[c].factor(row, last_tile + 1);

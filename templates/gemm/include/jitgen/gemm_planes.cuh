@@ -29,6 +29,13 @@ JITGEN_DEVICE float2 unpack_pair(NumberPair<Number> pair) {
   return {number_of(pair.first), number_of(pair.second)};
 }
 JITGEN_DEVICE float2 unpack_pair(NumberPair<bfloat16> pair) { return unpack_pair(pair.both); }
+template <>
+struct alignas(2) NumberPair<E8m0> {
+  uint16_t both;
+};
+JITGEN_DEVICE float2 unpack_pair(NumberPair<E8m0> pair) {
+  return {number_of(E8m0{uint8_t(pair.both)}), number_of(E8m0{uint8_t(pair.both >> 8)})};
+}
 JITGEN_DEVICE float2 unpack_pair(NumberPair<E4m3> pair) { return numbers_of(pair.first, pair.second); }
 
 JITGEN_DEVICE uint32_t read_once(const uint32_t* address) {
@@ -162,6 +169,11 @@ struct PlaneWeight {
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : group % 32 == 0 ? 2 : 4;  // scales of a chunk's row
   static constexpr bool whole_zeros = same_type<Zero, uint8_t>;
   static constexpr bool paired = Kind::paired && (!zero_points || whole_zeros);
+  // Whether fragments have weights times `1 / shrunk` instead of codes. Codes that are floats are multiplied by a power
+  // of two in any case (gemm_codes.cuh), which then has the scale, a power of two itself, in it.
+  static constexpr bool folded =
+      Kind::floats && bits == 4 && group != 0 && same_type<Scale, E8m0> && is_bfloat16<Element>;
+  static constexpr float shrunk = folded ? 65536.0f : 1.0f;  // 2^16, for scales up to 2^17
 
   const uint32_t* codes;
   const Scale* scales;
@@ -234,13 +246,17 @@ struct PlaneWeight {
     }
   };
 
-  // Zero-points of rows g and g+8: whole numbers in both halves of a word, and floats.
+  // Zero-points of rows g and g+8: whole numbers in both halves of a word, and floats. Where scales are folded into
+  // fragments, what codes are multiplied by.
   struct Offsets {
     uint32_t row[2];
     float number[2];
   };
   static JITGEN_DEVICE Offsets offsets(const Scales& s, int part) {
-    if constexpr (!zero_points) {
+    if constexpr (folded) {
+      const uint32_t both = s.scale[part].both;
+      return {{Kind::folded_scale(both & 0xffu), Kind::folded_scale(both >> 8)}, {0.0f, 0.0f}};
+    } else if constexpr (!zero_points) {
       return {{0u, 0u}, {0.0f, 0.0f}};
     } else if constexpr (whole_zeros) {
       const uint32_t first = s.zero[part].first, second = s.zero[part].second;
@@ -289,7 +305,8 @@ struct PlaneWeight {
     }
   }
 
-  // That fragment as pairs of numbers, less the zero-points of rows g and g+8 in both halves of a word; for `paired`.
+  // That fragment as pairs of numbers, less the zero-points of rows g and g+8 in both halves of a word, or times their
+  // folded scales; for `paired`.
   static JITGEN_DEVICE void numbers(uint32_t (&a)[4], const Codes& codes, int step, const uint32_t (&zeros)[2]) {
     if constexpr (Kind::looked_up) {
       static_assert(bits == 4, "a word has the codes of a step");
@@ -300,7 +317,17 @@ struct PlaneWeight {
         const int number = step * 4 + i;
         if constexpr (Kind::floats) {
           constexpr int up = Kind::template place<Element>;
-          a[i] = Kind::template rebias<Element>(codes.template pair<up, 0, bits - 1>(number) | codes.signs(number));
+          uint32_t wide;
+          if constexpr (bits == 4 && is_bfloat16<Element>) {
+            wide = Kind::wide_pair(i < 2 ? codes.words[step] : codes.words[step] >> 8, i % 2);
+          } else {
+            wide = codes.template pair<up, 0, bits - 1>(number) | codes.signs(number);
+          }
+          if constexpr (folded) {
+            a[i] = fma_pair<Element>(wide, zeros[i & 1], minus_zeros);
+          } else {
+            a[i] = Kind::template rebias<Element>(wide);
+          }
         } else {
           constexpr uint32_t base = Kind::template base_of<Element>;
           a[i] = Kind::template pair<Element>(codes.template pair<0, base>(number), zeros[i & 1]);

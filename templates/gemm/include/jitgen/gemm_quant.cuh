@@ -40,6 +40,7 @@ struct QuantWeight {
   static constexpr int loads = bits / 4;
   static constexpr bool planes = false;    // whether codes are in bit planes (gemm_planes.cuh)
   static constexpr bool factored = false;  // whether a row has a factor besides its scales
+  static constexpr bool folded = false;    // whether fragments have scaled weights (gemm_planes.cuh)
   static constexpr int tiles = 1;         // tiles of 16 rows that a lane reads at once
   static constexpr bool constant = true;  // no kernel writes it, so it can be read before the preceding kernel ends
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : 2;  // scales of a row of a chunk

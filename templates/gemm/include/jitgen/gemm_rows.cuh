@@ -16,7 +16,7 @@ struct DenseOperand {
   using Element = ElementType;
   static constexpr int bits = 16, group = 0, parts = 1, tiles = tiles_;
   static constexpr float common_bias = 0.0f;
-  static constexpr bool zero_points = false, factored = false, constant = false, ragged = ragged_;
+  static constexpr bool zero_points = false, factored = false, folded = false, constant = false, ragged = ragged_;
 
   const Element* pointer;
   int64_t stride;  // of the dimension that is not contiguous, in elements

@@ -31,7 +31,7 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
   static constexpr bool in_pairs = is_bfloat16<Element> && whole;
   static constexpr bool halved = scaled && in_pairs && !is_exact_in_bfloat16<Scale>;
   // Bytes are bfloat16 numbers as they are, times 2^-133, of which they take 2^127 back. The scale takes the rest.
-  static constexpr float shrunk = bytes && in_pairs ? 64.0f : 1.0f;
+  static constexpr float shrunk = bytes && in_pairs ? 64.0f : Weight::shrunk;
 
   uint32_t factor[2];  // in_pairs: the scale of rows g and g+8 in both halves, or the upper number of two
   uint32_t lower[2];   // halved: the lower one
@@ -44,7 +44,7 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
       offsets.row[0] += uint32_t(-Kind::first_number) * 0x00010001u;
       offsets.row[1] += uint32_t(-Kind::first_number) * 0x00010001u;
     }
-    if constexpr (scaled) {
+    if constexpr (scaled && !Weight::folded) {
       scale = unpack_pair(scales.scale[0]);
       if constexpr (in_pairs) {
         split(factor[0], lower[0], scale.x);
@@ -81,7 +81,7 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
     }
   }
   JITGEN_DEVICE uint32_t scale_pair(uint32_t numbers, int row) const {
-    if constexpr (!scaled) {
+    if constexpr (!scaled || Weight::folded) {
       return numbers;
     } else if constexpr (halved) {
       return fma_pair<bfloat16>(numbers, factor[row], multiply_pair(numbers, lower[row]));
