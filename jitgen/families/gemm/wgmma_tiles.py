@@ -479,9 +479,7 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
     return tiles.columns // tiles.across in WGMMA_SIZES and tiles.columns % unit == 0
 
 
-def _estimate_dense(
-    tiles: WgmmaDense, rows: int, weights: Weights, groups: Groups | None = None
-) -> tuple[int, float]:
+def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Groups | None = None) -> tuple[int, float]:
     of_bytes = weights.item == 1
     fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
     if tiles.cluster > 1 and fit.cluster:
