@@ -97,20 +97,18 @@ struct WeightScales {
 // `contractions` weights have scales of their own. With `grouped` they are those of `groups` matrices, one after another.
 template <bool of_x, bool of_weight, bool grouped = false, int contractions = 1>
 struct BlockScales {
-  static constexpr bool any = of_x || of_weight;
+  static constexpr bool any = of_x || of_weight, all = of_x && of_weight;
   const float* x;
   int64_t x_row, x_step;
   WeightScales weights[contractions];
   int groups;
 
-  JITGEN_DEVICE float of_row(int row, int block) const { return of_x ? x[row * x_row + block * x_step] : 1.0f; }
-  // The weight's scales of a group; those of rows of no group, whose sums are 0, are any.
-  JITGEN_DEVICE const float* of_group(int contraction, int group) const {
+  // The scales of a row, and those of a block of columns of a group's weight: null where all are 1. Those of rows of no
+  // group, whose sums are 0, are any.
+  JITGEN_DEVICE const float* of_row(int row) const { return of_x ? x + row * x_row : nullptr; }
+  JITGEN_DEVICE const float* of_columns(int group, int contraction, int block) const {
     const WeightScales& own = weights[contraction];
-    return grouped && group < groups ? own.first + group * own.group : own.first;
-  }
-  JITGEN_DEVICE float of_columns(const float* own, int contraction, int column_block, int block) const {
-    return of_weight ? own[column_block * weights[contraction].row + block * weights[contraction].step] : 1.0f;
+    return of_weight ? own.first + (grouped && group < groups ? group * own.group : 0) + block * own.row : nullptr;
   }
 };
 using NoScales = BlockScales<false, false>;
@@ -137,20 +135,6 @@ template <class Epilogue>
 struct IsInBlocks<Epilogue, decltype(void(Epilogue::held))> {
   static constexpr bool value = true;
 };
-
-// Four lanes have two neighbouring bytes of each of four runs of eight bytes, those of run r in half r % 2 of word r / 2;
-// lane q gets all of run q.
-JITGEN_DEVICE void gather_runs_of_four_lanes(uint32_t (&words)[2]) {
-  const int lane = threadIdx.x % 4;
-  const bool upper = lane & 2, odd = lane & 1;
-  const uint32_t kept = upper ? words[1] : words[0], got = from_lane(upper ? words[0] : words[1], 2);
-  const uint32_t low = upper ? got : kept, high = upper ? kept : got;
-  const uint32_t mine = __byte_perm(low, high, odd ? 0x7632 : 0x5410);
-  const uint32_t others = from_lane(__byte_perm(low, high, odd ? 0x5410 : 0x7632), 1);
-  const uint32_t even = odd ? others : mine, uneven = odd ? mine : others;
-  words[0] = __byte_perm(even, uneven, 0x5410);
-  words[1] = __byte_perm(even, uneven, 0x7632);
-}
 
 // Where an epilogue stages `chunk` columns of a warp's 16 rows: the first of the eight columns `run` of a row. Runs are
 // permuted so that neither the accumulators' pairs nor 16-byte reads of neighbouring runs meet in a bank of shared memory.
@@ -440,32 +424,53 @@ struct DenseKernel {
     wgmma_commit();
   }
 
-  // The scales of a stage: of this thread's two rows of each block of 64, and of the columns of each slice. They are
-  // loaded a stage ahead, and multiplied only where they are used, so that nothing waits for them before.
-  struct StageScales {
-    float of_row[blocks][2], of_columns[contractions][Shape::slices];
+  // The scales of a stage: each of a warp's rows and slices has one, of which a lane loads every 32nd, two stages ahead.
+  // Lanes fetch from one another what they need. (Loads of a stage ahead were waited for, wherever they stood: the
+  // compiler copies or reads their registers before the products of a stage begin.)
+  static constexpr int row_scales = Scales::any ? blocks * 16 : 0;
+  static constexpr int column_scales = Scales::any ? contractions * Shape::slices : 0;
+  static constexpr int lane_scales = (row_scales + column_scales + 31) / 32;
+  struct LaneScales {
+    const float* from[lane_scales + 1];
+    int64_t step[lane_scales + 1];
+    float now[lane_scales + 1], next[lane_scales + 1];
+
+    // Makes the next stage's scales those of now, and loads those of `chunk`.
+    JITGEN_DEVICE void load(int chunk) {
+#pragma unroll
+      for (int i = 0; i < lane_scales; ++i) {
+        now[i] = next[i];
+        next[i] = Scales::all || from[i] ? from[i][chunk * step[i]] : 1.0f;
+      }
+    }
+    JITGEN_DEVICE float of(int number) const {
+      return by_words(now[number / 32], [=](uint32_t word) { return __shfl_sync(0xffffffffu, word, number % 32); });
+    }
   };
-  JITGEN_DEVICE StageScales scales_of(
-      const TilePlace& tile, const float* const (&own)[contractions], int down, int across, int chunk) const {
-    StageScales found = {};
+  JITGEN_DEVICE LaneScales scales_of(const TilePlace& tile, int group, int down, int across, int chunk) const {
+    LaneScales found;
     if constexpr (Scales::any) {
-      const int lane = threadIdx.x % 32, last = (columns_of(regions, tile.region) - 1) / scale_block;
-      const int row = tile.row + down * Shape::group_rows + threadIdx.x / 32 % 4 * 16 + lane / 4;
+      const int last = (columns_of(regions, tile.region) - 1) / scale_block;
+      const int first = tile.row + down * Shape::group_rows + threadIdx.x / 32 % 4 * 16;
 #pragma unroll
-      for (int b = 0; b < blocks; ++b) {
+      for (int i = 0; i < lane_scales; ++i) {
+        const int number = i * 32 + threadIdx.x % 32;
+        const int row = smaller(first + number / 16 * 64 + number % 16, rows - 1);
+        found.from[i] = scales.of_row(row);
+        found.step[i] = scales.x_step;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          found.of_row[b][half] = scales.of_row(smaller(row + b * 64 + half * 8, rows - 1), chunk);
+        for (int c = 0; c < contractions; ++c) {
+#pragma unroll
+          for (int s = 0; s < Shape::slices; ++s) {
+            const int column = tile.column + across * Shape::width + s * Shape::slice;
+            if (number < row_scales + c * Shape::slices + s) continue;
+            found.from[i] = scales.of_columns(group, c, smaller(column / scale_block, last));
+            found.step[i] = scales.weights[c].step;
+          }
         }
       }
-#pragma unroll
-      for (int c = 0; c < contractions; ++c) {
-#pragma unroll
-        for (int s = 0; s < Shape::slices; ++s) {
-          const int column = tile.column + across * Shape::width + s * Shape::slice;
-          found.of_columns[c][s] = scales.of_columns(own[c], c, smaller(column / scale_block, last), chunk);
-        }
-      }
+      found.load(smaller(chunk, chunks - 1));
+      found.load(smaller(chunk + 1, chunks - 1));
     }
     return found;
   }
@@ -474,8 +479,9 @@ struct DenseKernel {
   // the other warpgroup while this one adds. The stage is released before the last slice is added: 0 to 4 % less time
   // than behind it (six products on an H200).
   JITGEN_DEVICE void promote(
-      Sums& acc, int stage, int down, int across, const StageScales& of_stage, bool alone) const {
+      Sums& acc, int stage, int down, int across, LaneScales& of_stage, int loaded, bool alone) const {
     constexpr int slice = Shape::slice;
+    float of_row[blocks][2], of_columns[contractions][Shape::slices];
     const uint64_t a = descriptor_k_major(x_at(stage) + down * (Shape::group_rows * 128));
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
@@ -491,6 +497,18 @@ struct DenseKernel {
             Slice::template shared<0>(fresh, a + b * (8192 / 16) + step * 2, weight + step * 2, step > 0);
           }
           wgmma_commit();
+          if constexpr (Scales::any) {
+            if (c + b + s == 0) {
+              const int row = threadIdx.x % 32 / 4;
+#pragma unroll
+              for (int i = 0; i < blocks * 2; ++i) of_row[i / 2][i % 2] = of_stage.of(i / 2 * 16 + i % 2 * 8 + row);
+#pragma unroll
+              for (int i = 0; i < column_scales; ++i) {
+                of_columns[i / Shape::slices][i % Shape::slices] = of_stage.of(row_scales + i);
+              }
+              of_stage.load(loaded);
+            }
+          }
           wgmma_wait<0>();
           wgmma_written(fresh);
           if (c == contractions - 1 && b == blocks - 1 && s == Shape::slices - 1) release(stage, alone);
@@ -499,7 +517,7 @@ struct DenseKernel {
           for (int i = 0; i < slice / 2; ++i) {
             Sum& sum = sums[s * (slice / 2) + i];
             if constexpr (Scales::any) {
-              const float scale = of_stage.of_row[b][i % 4 / 2] * of_stage.of_columns[c][s];
+              const float scale = of_row[b][i % 4 / 2] * of_columns[c][s];
               sum = __fmaf_rn(float(fresh[i]), scale, sum);
             } else {
               sum += fresh[i];
@@ -529,22 +547,15 @@ struct DenseKernel {
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
-    const float* own[contractions] = {};
-    if constexpr (Scales::any) {
-#pragma unroll
-      for (int c = 0; c < contractions; ++c) own[c] = scales.of_group(c, matrix.number);
-    }
-    StageScales next = scales_of(tile, own, down, across, smaller(first, chunks - 1));
+    LaneScales of_stage = scales_of(tile, matrix.number, down, across, first);
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
-      const StageScales now = next;
-      next = scales_of(tile, own, down, across, smaller(chunk + 1, chunks - 1));
       barrier_wait_in_place(full(stage), ring.phase, "full");
       Order::pass(followed && chunk + 1 == last);
       if constexpr (promoted) {
         // wgmma adds 8-bit floats with some 14 bits, so that the sums of a stage are added to the others in float32.
-        promote(acc, stage, down, across, now, alone);
+        promote(acc, stage, down, across, of_stage, smaller(chunk + 2, chunks - 1), alone);
       } else {
         multiply(acc, stage, down, across, true);
         wgmma_wait<1>();
@@ -688,63 +699,79 @@ struct DenseKernel {
     }
   }
 
-  // Of an epilogue that quantises in blocks of columns, which are those of a warpgroup: four neighbouring lanes have a
-  // row of a block. What is computed of the sums takes their place.
+  // Of an epilogue that quantises in blocks of columns: `block_lanes` neighbouring lanes have a block of a row, each a
+  // run of eight columns. By whole warps.
+  static constexpr int block_lanes = scale_block / 8;
   template <class Own>
-  JITGEN_DEVICE void finish_in_blocks(const Own& epilogue, const TilePlace& tile, Sums& acc, int columns, int rows) const {
+  static JITGEN_DEVICE void quantise(const Own& epilogue, int m, int n, const float (&sums)[contractions][8], bool live) {
+    float kept[contractions][8], extremes[8];
+    epilogue.template before<8>(m, n, sums, 8, kept, extremes);
+    float extremum = extremes[0];
+#pragma unroll
+    for (int j = 1; j < 8; ++j) extremum = Own::Extremum::combine(extremum, extremes[j]);
+    extremum = combine_lanes<typename Own::Extremum, block_lanes>(extremum);
+    const auto codes = epilogue.template codes<8>(kept, extremum);
+    if (!live) return;
+    if (threadIdx.x % block_lanes == 0) epilogue.of_block(m, n / scale_block, extremum);
+    epilogue.template store<8>(m, n, codes, 8);
+  }
+
+  // A warp stages whole blocks of as many of its rows as there is room for, as `finish` does whole rows of some columns:
+  // an epilogue on registers would be code for each of them, and instructions would be what a tile waits for.
+  template <class Own>
+  JITGEN_DEVICE void finish_in_blocks(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns, int rows) const {
     static_assert(Shape::width % scale_block == 0 && !Shape::swapped && Config::regions == 1 && Shape::ranges == 1 &&
-                      Own::held <= contractions,
+                      Own::held <= contractions && block_rows <= 8,
                   "a warpgroup has whole blocks, and room for what is kept");
-    constexpr int runs = scale_block / 8;
+    constexpr int turns = 16 / block_rows, slices = Shape::width / scale_block;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
+    Sum* const staging = reinterpret_cast<Sum*>(memory + Shape::staging_at) + warp * contractions * 16 * Shape::chunk;
+#pragma unroll 1
+    for (int turn = 0; turn < blocks * slices * turns; ++turn) {
+      const int row = first_row + turn / (slices * turns) * 64 + turn % turns * block_rows;
+      const int column = first + turn / turns % slices * scale_block;
+      if (row >= rows || column >= columns) continue;
+      __syncwarp();
+      spread_rows<0>(turn, staging, acc);
+      __syncwarp();
+#pragma unroll 1
+      for (int i = lane / block_lanes; i < block_rows; i += 32 / block_lanes) {
+        const int run = lane % block_lanes, eight = staged_run<scale_block>(i, run);
+        float sums[contractions][8];
 #pragma unroll
-    for (int b = 0; b < blocks; ++b) {
+        for (int c = 0; c < contractions; ++c) {
+          const Sum* const from = staging + c * block_rows * scale_block;
+          gather(sums[c], from + staged_column(eight, 0), from + staged_column(eight, 4));
+        }
+        quantise(epilogue, smaller(row + i, rows - 1), column + run * 8, sums, row + i < rows);
+      }
+    }
+  }
+  // Rows of a warp whose blocks are staged at once.
+  static constexpr int block_rows = Shape::chunk * 16 / scale_block;
+  // Like `spread`: the code of every turn. A lane has two columns of one row of eight in each run.
+  template <int turn>
+  static JITGEN_DEVICE void spread_rows(int wanted, Sum* staging, const Sums& acc) {
+    constexpr int turns = 16 / block_rows, slices = Shape::width / scale_block;
+    if constexpr (turn < blocks * slices * turns) {
+      if (wanted == turn) {
+        constexpr int first = turn % turns * block_rows, slice = turn / turns % slices;
+        const int lane = threadIdx.x % 32, row = lane / 4 - first % 8;
+        if (row >= 0 && row < block_rows) {
 #pragma unroll
-      for (int s = 0; s < Shape::width / scale_block; ++s) {
-        const int row = first_row + b * 64, column = first + s * scale_block;
-        if (row >= rows || column >= columns) continue;
+          for (int c = 0; c < contractions; ++c) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int own_row = row + lane / 4 + half * 8, m = smaller(own_row, rows - 1);
-          float extremum = 0.0f, kept[contractions][2];
-#pragma unroll
-          for (int i = 0; i < runs; ++i) {
-            const int at = (s * runs + i) * 4 + half * 2;
-            float sums[contractions][2], extremes[2];
-#pragma unroll
-            for (int c = 0; c < contractions; ++c) sums[c][0] = acc[c][b][at], sums[c][1] = acc[c][b][at + 1];
-            epilogue.template before<2>(m, column + i * 8 + lane % 4 * 2, sums, 2, kept, extremes);
-#pragma unroll
-            for (int c = 0; c < Own::held; ++c) acc[c][b][at] = kept[c][0], acc[c][b][at + 1] = kept[c][1];
-            const float both = Own::Extremum::combine(extremes[0], extremes[1]);
-            extremum = i == 0 ? both : Own::Extremum::combine(extremum, both);
-          }
-          extremum = combine_lanes<typename Own::Extremum, 4>(extremum);
-          if (lane % 4 == 0 && own_row < rows) epilogue.of_block(m, column / scale_block, extremum);
-#pragma unroll
-          for (int i = 0; i < runs; i += 4) {
-            Words<Vector<typename Own::Code, 8>> all;
-#pragma unroll
-            for (int word = 0; word < 2; ++word) {
-              float two[contractions][4];
-#pragma unroll
-              for (int c = 0; c < Own::held; ++c) {
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                  two[c][j] = acc[c][b][(s * runs + i + word * 2 + j / 2) * 4 + half * 2 + j % 2];
-                }
-              }
-              Words<Vector<typename Own::Code, 4>> some;
-              some.whole = epilogue.template codes<4>(two, extremum);
-              all.word[word] = some.word[0];
+            for (int run = 0; run < block_lanes; ++run) {
+              const Sum* const from = acc[c][turn / (slices * turns)] + (slice * block_lanes + run) * 4 + first / 8 * 2;
+              Sum* const to = staging + c * block_rows * scale_block;
+              store_two(to + staged_column(staged_run<scale_block>(row, run), lane % 4 * 2), from[0], from[1]);
             }
-            gather_runs_of_four_lanes(all.word);
-            if (own_row < rows) epilogue.template store<8>(m, column + (i + lane % 4) * 8, all.whole, 8);
           }
         }
       }
+      spread_rows<turn + 1>(wanted, staging, acc);
     }
   }
 
@@ -789,20 +816,20 @@ struct DenseKernel {
     }
   }
 
-  // The same of an epilogue that quantises in blocks of columns: `lanes` neighbouring lanes have a block of a row.
-  // `alone`: of a block that has all sums of the tile.
+  // The same of an epilogue that quantises in blocks of columns. `alone`: of a block that has all sums of the tile.
   template <bool alone, class Own>
   JITGEN_DEVICE void finish_split_in_blocks(const Own& epilogue, const TilePlace& tile, int columns) const {
-    constexpr int pitch = Shape::sum_pitch, lanes = scale_block / 8, across = Config::columns / scale_block;
+    static_assert(!Batch::grouped, "a tile's rows end where x's do");
+    constexpr int pitch = Shape::sum_pitch, across = Config::columns / scale_block;
     const int count = smaller(rows - tile.row, Shape::rows) * across;
     const int begin = alone ? 0 : count * rank / splits, last = alone ? count : count * (rank + 1) / splits;
 #pragma unroll 1
-    for (int i = begin + threadIdx.x / 32 * (32 / lanes); i < last; i += Shape::consumers / lanes) {
-      const int mine = i + threadIdx.x % 32 / lanes, block = mine < last ? mine : i;
+    for (int i = begin + threadIdx.x / 32 * (32 / block_lanes); i < last; i += Shape::consumers / block_lanes) {
+      const int mine = i + threadIdx.x % 32 / block_lanes, block = mine < last ? mine : i;
       const int m = block / across, within = block % across * scale_block;
       const bool live = mine < last && tile.column + within < columns;
-      const int n = (live ? within : 0) + threadIdx.x % lanes * 8;
-      float sums[contractions][8], kept[contractions][8], extremes[8];
+      const int n = (live ? within : 0) + threadIdx.x % block_lanes * 8;
+      float sums[contractions][8];
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
         const int at = (c * Shape::rows + m) * pitch + n;
@@ -813,15 +840,7 @@ struct DenseKernel {
           add_of_cluster<Config::most_splits>(sums[c], base + at * 4, splits);
         }
       }
-      epilogue.template before<8>(tile.row + m, tile.column + n, sums, 8, kept, extremes);
-      float extremum = extremes[0];
-#pragma unroll
-      for (int j = 1; j < 8; ++j) extremum = Own::Extremum::combine(extremum, extremes[j]);
-      extremum = combine_lanes<typename Own::Extremum, lanes>(extremum);
-      const auto codes = epilogue.template codes<8>(kept, extremum);
-      if (!live) continue;
-      if (threadIdx.x % lanes == 0) epilogue.of_block(tile.row + m, (tile.column + n) / scale_block, extremum);
-      epilogue.template store<8>(tile.row + m, tile.column + n, codes, 8);
+      quantise(epilogue, tile.row + m, tile.column + n, sums, live);
     }
   }
 
