@@ -232,9 +232,13 @@ _SHARED = re.compile(r"extern __shared__ .*? (\w+)\[\];")
 _SHARED_NUMBERS = re.compile(r"extern __shared__ (float|double|int) (\w+)\[\];")
 
 
-def on_host(source: Any, directory: Path, replaced: Mapping[str, str], entry: str = "") -> Callable[..., None]:
+def on_host(
+    source: Any, directory: Path, replaced: Mapping[str, str], entry: str = "", cluster: int = 1
+) -> Callable[..., None]:
     """``source``, a CUDA ``KernelSource``, as a function of the grid, the block (each a number, or three) and the bytes
-    of its struct: the entry whose name is the kernel's, followed by ``entry``."""
+    of its struct: the entry whose name is the kernel's, followed by ``entry``. Of a ``cluster`` of several blocks,
+    which run one after another, the grid runs twice: the second time blocks read what the others had the first time
+    (``tests/host_wgmma.cuh``), so that each block may have one piece of work that it shares."""
     headers = dict(source.headers) | replaced
     for name, text in headers.items():
         for pattern, replacement in _ASSEMBLY.items():
@@ -256,15 +260,17 @@ extern "C" void run(const unsigned* grid, const unsigned* threads, const unsigne
   body = call;
   stuck_at = nullptr;
   const dim shape = {{threads[0], threads[1], threads[2]}};
-  for (unsigned z = 0; z < grid[2]; ++z)
+  for (unsigned z = 0; z < grid[2] * (JITGEN_CLUSTER > 1 ? 2 : 1); ++z)
     for (unsigned y = 0; y < grid[1]; ++y)
-      for (unsigned x = 0; x < grid[0] && !stuck_at; ++x) run_block({{x, y, z}}, shape);
+      for (unsigned x = 0; x < grid[0] && !stuck_at; ++x) run_block({{x, y, z % grid[2]}}, shape);
 }}
 extern "C" const char* stuck(int* thread) {{ *thread = stuck_thread; return stuck_at; }}
 """
     text = _SHARED_NUMBERS.sub(r"\1* const \2 = reinterpret_cast<\1*>(shared_memory);", text)
     text = _SHARED.sub(r"unsigned char* const \1 = shared_memory;", text)
-    (directory / "kernel.cpp").write_text(f"#include <{_THREADS}>\n{_AFTER}{text}{wrapper}")
+    (directory / "kernel.cpp").write_text(
+        f"#include <{_THREADS}>\n#define JITGEN_CLUSTER {cluster}\n{_AFTER}{text}{wrapper}"
+    )
     flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC"]
     flags += [f"-frandom-seed={source.name}", "-I", "include", "-shared", "kernel.cpp", "-o", "kernel.so"]
     host._run(source, directory, [shutil.which("g++") or "g++", *flags])
@@ -324,6 +330,7 @@ def run(
     *arguments: Any,
     target: str = "sm_90a",
     headers: Mapping[str, str] | None = None,
+    clusters: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """The results of ``function`` by its CUDA kernels, run on the CPU, which updates arguments in place; outputs that
     are views are not known.
@@ -331,6 +338,7 @@ def run(
     Args:
         arguments: tensors, quantised weights and numbers, or lists of them.
         headers: the text of headers that take the place of those of the source, by name.
+        clusters: whether blocks are in clusters as a launch has them, else each is alone.
     """
     lowered = jitgen.jit(function).lower(*arguments, backend="cuda", target=target)._lowered
     program = lowered.program
@@ -370,7 +378,9 @@ def run(
         pointers = [held[buffer].data_ptr() + offset for buffer, offset in arguments.pointers]
         source, _ = lowered.render(number)
         with tempfile.TemporaryDirectory() as directory:
-            compiled = on_host(source, Path(directory), headers or {}, shape.entry)
+            compiled = on_host(
+                source, Path(directory), headers or {}, shape.entry, shape.cluster if clusters else 1
+            )
         codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
         compiled(shape.grid, shape.block, packed(arguments, codes, [*maps, *pointers, *scalars]))
     return tuple(

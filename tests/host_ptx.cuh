@@ -55,8 +55,8 @@ void group_barrier(int id, const char* name) {
   }
 }
 inline uint32_t block_of_cluster() { return 0; }
-inline int cluster_rank() { return 0; }
-inline int cluster_blocks() { return 1; }
+inline int cluster_rank() { return blockIdx.x % JITGEN_CLUSTER; }
+inline int cluster_blocks() { return JITGEN_CLUSTER; }
 inline void cluster_arrive_release() {}
 inline void cluster_arrive_relaxed() {}
 inline void cluster_wait_acquire(const char*) {}

@@ -4,6 +4,7 @@ of sm_90a, run on the CPU with the instructions of ``tests/host_wgmma.cuh``."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,11 +70,11 @@ def weights(rows: int, length: int) -> Tensors:
     return codes(rows, length, BLOCK)
 
 
-def of_two_kernels(function: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
+def of_two_kernels(function: Callable[..., torch.Tensor], *arguments: object, clusters: bool = False) -> torch.Tensor:
     """The result of ``function``, of which the first kernel quantises what the second multiplies."""
     low = jitgen.jit(function).lower(*arguments, backend="cuda", target="sm_90a")
     assert len(low.kernels) == 2, low.explain()
-    (result,) = run(function, *arguments, headers=wgmma_headers())
+    (result,) = run(function, *arguments, headers=wgmma_headers(), clusters=clusters)
     return result
 
 
@@ -110,6 +111,23 @@ def test_the_chain(case: str, tiles: str, rows: int, monkeypatch: pytest.MonkeyP
     arguments = make(rows)
     found = of_two_kernels(function, *arguments)
     expected = exact(function, *arguments)
+    assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
+
+
+@pytest.mark.parametrize("rows", [50, 130])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick(where=lambda case, rows: (case, rows) == ("residual", 50))
+def test_blocks_of_a_cluster_share_k(case: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the sums of half of K, and computes and quantises half of the tile's blocks."""
+    torch.manual_seed(rows)
+    function, make = CASES[case]
+    tiles = replace(TILES["narrow"], columns=256 if case == "swiglu" else 128, cluster_k_splits=2)
+    monkeypatch.setattr(wgmma_tiles, "_QUANTISING_TWO", (tiles,))
+    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (replace(tiles, columns=128),))
+    monkeypatch.setattr(wgmma_tiles, "_splitting", lambda tiles, weights: tiles)
+    monkeypatch.setattr(wgmma_tiles.Times, "least", lambda *_, **__: (2, 1.0))
+    arguments = make(rows)
+    found, expected = of_two_kernels(function, *arguments, clusters=True), exact(function, *arguments)
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
 
 
