@@ -23,7 +23,7 @@ from jitgen.ir.views import Mover
 from jitgen.kernel.operands import item_size
 from jitgen.quant.codes import BLOCK, CODES
 
-FEWEST_COLUMNS = 512
+FEWEST_COLUMNS = 256
 """Columns of a row from which on its threads have whole blocks."""
 MOST_BYTES = 4
 """Bytes of an element that is read, at most: of wider ones a lane has too few for a warp to have a block."""

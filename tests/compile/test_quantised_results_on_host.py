@@ -141,7 +141,7 @@ def peak(x: torch.Tensor, gain: torch.Tensor, weight: Tensors) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("columns", [640, 1024, 2048])
+@pytest.mark.parametrize("columns", [256, 384, 640, 1024, 2048])
 @pytest.mark.parametrize("norm", [rms, peak])
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.quick(where=lambda norm, columns, dtype, aligned: norm is rms and columns == 640 and aligned)
