@@ -119,6 +119,7 @@ class BlockSteps:
         reduced: the name of the value that is reduced.
         extremum: (name, type) of the value of a block.
         of_block: statements that compute the scale.
+        before_codes: statements that compute what all codes of a block are computed of.
         of_codes: statements that compute, for an element, its code.
         codes, scales: the operands that are written.
     """
@@ -129,6 +130,7 @@ class BlockSteps:
     reduced: str
     extremum: tuple[str, str]
     of_block: tuple[Line, ...]
+    before_codes: tuple[Line, ...]
     of_codes: tuple[Line, ...]
     codes: GemmOperand
     scales: GemmOperand
@@ -283,6 +285,10 @@ class _Region:
         kept = {argument for position in needed for argument in instructions[position].args} - after
         kept = {position for position in kept if not numbers[position]}
         stops = (extremum, *sorted(kept))
+        varying = set(kept)
+        for position, one in enumerate(instructions):
+            if position != extremum and not varying.isdisjoint(one.args):
+                varying.add(position)
 
         def lines(roots: Sequence[int], stops: Sequence[int] = ()) -> tuple[Line, ...]:
             positions = behind(instructions, roots, stops) - {*stops}
@@ -291,6 +297,7 @@ class _Region:
         def named(position: int) -> tuple[str, str]:
             return text.names[position], types[instructions[position].dtype]
 
+        of_codes = lines(codes.args, stops)
         return BlockSteps(
             kind=instructions[extremum].attr[0],
             before=lines((*instructions[extremum].args, *kept)),
@@ -298,7 +305,8 @@ class _Region:
             reduced=text.names[instructions[extremum].args[0]],
             extremum=named(extremum),
             of_block=lines(scales.args, stops),
-            of_codes=lines(codes.args, stops),
+            before_codes=tuple(line for line in of_codes if line.position not in varying),
+            of_codes=tuple(line for line in of_codes if line.position in varying),
             codes=operands[codes.attr],
             scales=operands[scales.attr],
         )

@@ -463,6 +463,7 @@ def _block_steps(steps: BlockSteps, width: int) -> dict[str, Any]:
         "reduced": steps.reduced,
         "extremum": steps.extremum[0],
         "of_block": steps.of_block,
+        "before_codes": steps.before_codes,
         "of_codes": steps.of_codes,
         "codes": vector(steps.codes, width) | {"step": steps.codes.own[1]},
         "scales": vector(steps.scales, 1) | {"address": _address_of_block(steps.scales)},

@@ -77,6 +77,7 @@ class Pass:
         reductions: what it reduces.
         stores: the operands whose elements it stores.
         blocked: what it combines of blocks of the row, before it computes what is after that.
+        of_blocks: positions of the element values that are the same for all elements of a block.
     """
 
     number: int
@@ -89,6 +90,7 @@ class Pass:
     reductions: tuple[Reduction, ...]
     stores: tuple[RowOperand, ...]
     blocked: tuple[Blocked, ...] = ()
+    of_blocks: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,17 @@ class _Builder:
                 self.operands[self.instructions[p].attr] for p in sorted(here) if self.instructions[p].op == "store"
             ),
             blocked=tuple(self._blocked(p) for p in sorted(needed) if self.instructions[p].op == "blocked"),
+            of_blocks=self._of_blocks(),
         )
+
+    def _of_blocks(self) -> frozenset[int]:
+        """Returns the positions of values that are computed of blocks' and of rows' alone."""
+        found = {position for position, one in enumerate(self.instructions) if one.op == "blocked"}
+        for position, one in enumerate(self.instructions if found else ()):
+            others = [argument for argument in one.args if argument not in found]
+            if len(others) < len(one.args) and all(self.instructions[argument].row for argument in others):
+                found.add(position)
+        return frozenset(found)
 
     def _blocked(self, position: int) -> Blocked:
         instruction, after = self.instructions[position], {position}
