@@ -378,9 +378,7 @@ def run(
         pointers = [held[buffer].data_ptr() + offset for buffer, offset in arguments.pointers]
         source, _ = lowered.render(number)
         with tempfile.TemporaryDirectory() as directory:
-            compiled = on_host(
-                source, Path(directory), headers or {}, shape.entry, shape.cluster if clusters else 1
-            )
+            compiled = on_host(source, Path(directory), headers or {}, shape.entry, shape.cluster if clusters else 1)
         codes = "".join(_CODES[dtype] for _, dtype in kernel.scalars)
         compiled(shape.grid, shape.block, packed(arguments, codes, [*maps, *pointers, *scalars]))
     return tuple(
