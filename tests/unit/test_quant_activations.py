@@ -437,7 +437,7 @@ def test_products_store_codes_for_the_next(backend: str, target: str, kind: str)
 )
 def test_blocks_are_quantised_in_one_pass(backend: str, target: str, format: str, group: int | None, kind: str) -> None:
     """The norm is one kernel, the products of SwiGLU are another, and each quantisation is, of which no temporary is as
-    wide as float32; but what is quantised in a product's kernel."""
+    wide as float32; but what is quantised in the kernel of a norm, or of a product."""
 
     def block(x: torch.Tensor, gain: torch.Tensor, gate: Any, up: Any, down: Any) -> torch.Tensor:
         x = F.rms_norm(x, (256,), gain)
@@ -448,7 +448,7 @@ def test_blocks_are_quantised_in_one_pass(backend: str, target: str, format: str
     x, gain = (jitgen.TensorSpec(shape, torch.bfloat16) for shape in ((33, 256), (256,)))
     low = jitgen.jit(block).lower(x, gain, *weights, backend=backend, target=target)
     families = [kernel.family for kernel in low.lowered.program.kernels]
-    rows = 2 if format.endswith(".rows128") and backend == "cuda" else 3
+    rows = 1 if format.endswith(".rows128") and backend == "cuda" else 3
     assert (families.count("reduction"), families.count("gemm"), len(families)) == (rows, 2, rows + 2)
     wide = [buffer for buffer in low.lowered.program.temporaries if buffer.dtype == "float32"]
     assert all(buffer.shape[-1] < 32 for buffer in wide)  # scales

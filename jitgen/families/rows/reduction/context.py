@@ -241,12 +241,12 @@ class _Builder:
 
     def _of_blocks(self) -> frozenset[int]:
         """Returns the positions of values that are computed of blocks' and of rows' alone."""
-        found = {position for position, one in enumerate(self.instructions) if one.op == "blocked"}
-        for position, one in enumerate(self.instructions if found else ()):
-            others = [argument for argument in one.args if argument not in found]
+        of_blocks = {position for position, one in enumerate(self.instructions) if one.op == "blocked"}
+        for position, one in enumerate(self.instructions if of_blocks else ()):
+            others = [argument for argument in one.args if argument not in of_blocks]
             if len(others) < len(one.args) and all(self.instructions[argument].row for argument in others):
-                found.add(position)
-        return frozenset(found)
+                of_blocks.add(position)
+        return frozenset(of_blocks)
 
     def _blocked(self, position: int) -> Blocked:
         instruction, after = self.instructions[position], {position}
