@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,21 @@ class Geometry:
     @property
     def gathered_strides(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(stride for _, stride in chosen) for chosen in self.gathered)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointGeometry(Geometry):
+    """Holds the numbers of a region that computes each point of its axes by itself.
+
+    Attributes:
+        sizes: of the axes, outermost first.
+    """
+
+    sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
 
 
 def gathered_of(views: Sequence[Strided], rank: int) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -12,7 +12,6 @@ runs in every call with new sizes. Its outcome has two halves:
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
 from jitgen.ir.regions import MAX_REGIONS
 from jitgen.ir.views import Memory
-from jitgen.kernel.geometry import Geometry, gathered_of, touched_of
+from jitgen.kernel.geometry import PointGeometry, gathered_of, touched_of
 from jitgen.kernel.layout import constant_in_row, reaches_wide, stride_kind, unit_of, views_of
 from jitgen.kernel.operands import INDEX_LIMIT, Call, collapse, item_size
 from jitgen.kernel.parameters import LAUNCH, Integer, KernelParameters, RegionParameters, declared
@@ -52,22 +51,7 @@ class Layout:
     lanes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegionGeometry(Geometry):
-    """Holds a region's sizes and strides in a call.
-
-    Attributes:
-        sizes: collapsed, outermost first.
-    """
-
-    sizes: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.sizes)
-
-
-def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[RegionGeometry, ...]]:
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[PointGeometry, ...]]:
     """Computes layout and geometry of each region of ``kernel``.
 
     Raises:
@@ -77,7 +61,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Region
     return tuple(layout for layout, _ in resolved), tuple(geometry for _, geometry in resolved)
 
 
-def _resolve_body(body: Body, call: Call) -> tuple[Layout, RegionGeometry]:
+def _resolve_body(body: Body, call: Call) -> tuple[Layout, PointGeometry]:
     environment = call.environment
     sizes = symbols.evaluated(body.shape, environment)
     views = views_of(body, call)
@@ -96,7 +80,7 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, RegionGeometry]:
         strides = tuple((*steps, own[-1]) for steps, own in zip(strides, walked, strict=True))
     offsets = tuple(view.offset for view in views)
     touched = touched_of(body, (zip(collapsed, steps, strict=True) for steps in strides))
-    geometry = RegionGeometry(sizes=collapsed, strides=strides, offsets=offsets, gathered=gathered, touched=touched)
+    geometry = PointGeometry(sizes=collapsed, strides=strides, offsets=offsets, gathered=gathered, touched=touched)
     kinds = tuple(_kind(operand, stride, chosen) for operand, stride in zip(body.operands, strides, strict=True))
     if chosen and not (kinds[store] == "contiguous" and _is_chosen_by_row(body, strides)):
         kinds = (*kinds[:store], "strided")  # its only store
@@ -135,7 +119,7 @@ def _kind(operand: Operand, strides: tuple[int, ...], chosen: bool) -> str:
     return stride_kind(strides[-1])
 
 
-def _unit(body: Body, geometry: RegionGeometry, kinds: tuple[str, ...], buffers: Sequence[Memory]) -> int:
+def _unit(body: Body, geometry: PointGeometry, kinds: tuple[str, ...], buffers: Sequence[Memory]) -> int:
     """Computes ``Layout.unit``."""
     accesses = []
     operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from jitgen.device import Device
-from jitgen.families.elementwise.layout import Layout, RegionGeometry
+from jitgen.families.elementwise.layout import Layout
 from jitgen.families.family import Problem
 from jitgen.families.short_rows import LANE_ELEMENTS
 from jitgen.ir.body import Body
 from jitgen.ir.ops import flops_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations
+from jitgen.kernel.geometry import PointGeometry
 from jitgen.kernel.launch import LaunchShape, blocks_of
 from jitgen.kernel.operands import CPU_LANES, item_size
 from jitgen.schedule.declared import DeclaredSchedule, about
@@ -152,7 +153,7 @@ class Launch:
     ends: tuple[int, ...]
 
 
-def settle(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Schedule, device: Device) -> Launch:
+def settle(kernel: Kernel, geometries: Sequence[PointGeometry], schedule: Schedule, device: Device) -> Launch:
     """Counts the blocks of each region, one region after the other."""
     ends, blocks = [], 0
     for region, geometry in enumerate(geometries):
@@ -164,7 +165,7 @@ def settle(kernel: Kernel, geometries: Sequence[RegionGeometry], schedule: Sched
 
 
 def launch(
-    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[RegionGeometry], settled: Launch, device: Device
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[PointGeometry], settled: Launch, device: Device
 ) -> LaunchShape:
     """Returns a launch of blocks for the tiles of each region."""
     return blocks_of(settled.ends[-1], settled.threads, device)

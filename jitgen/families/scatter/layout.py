@@ -11,7 +11,6 @@ that an index chooses along.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.program import Kernel
 from jitgen.kernel import launch
-from jitgen.kernel.geometry import Geometry, gathered_of, touched_of
+from jitgen.kernel.geometry import PointGeometry, gathered_of, touched_of
 from jitgen.kernel.launch import Work
 from jitgen.kernel.layout import views_of
 from jitgen.kernel.operands import Call, merged_dimensions
@@ -47,23 +46,8 @@ class Layout:
         return self.outer + self.walked + self.inner
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScatterGeometry(Geometry):
-    """Holds the sizes of a call, and strides along them.
-
-    Attributes:
-        sizes: (outer..., walked..., inner).
-    """
-
-    sizes: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.sizes)
-
-
-def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[ScatterGeometry, ...]]:
-    """Computes layout and geometry of the kernel's only region.
+def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[PointGeometry, ...]]:
+    """Computes layout and geometry of the kernel's only region, whose axes are (outer..., walked..., inner).
 
     Raises:
         NotViewable: no strides describe an operand, which has to be copied first.
@@ -80,7 +64,7 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Scatte
     inner = [outer.pop()] if outer and outer[-1][1][stored] == 1 else []
     walked = walked or [(1, (0,) * len(views))]
     dims = [*outer, *walked, *inner]
-    geometry = ScatterGeometry(
+    geometry = PointGeometry(
         sizes=tuple(size for size, _ in dims),
         strides=tuple(tuple(steps[index] for _, steps in dims) for index in range(len(views))),
         offsets=tuple(view.offset for view in views),
@@ -103,7 +87,7 @@ def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> Ker
     return KernelParameters((RegionParameters(sizes, tuple(operands)),), wide=True)
 
 
-def work(kernel: Kernel, geometries: Sequence[ScatterGeometry], schedule: Any) -> Work:
+def work(kernel: Kernel, geometries: Sequence[PointGeometry], schedule: Any) -> Work:
     """Counts what one launch amounts to: an element of the result is read and written for each value."""
     (geometry,) = geometries
     counted = launch.work(kernel, geometries, schedule, flops=geometry.elements)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.scatter.layout import Layout, ScatterGeometry
+from jitgen.families.scatter.layout import Layout
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations
+from jitgen.kernel.geometry import PointGeometry
 from jitgen.kernel.launch import LaunchShape, blocks_of
 from jitgen.schedule.declared import DeclaredSchedule
 
@@ -39,7 +40,7 @@ def candidates(problem: Any, device: Device) -> tuple[Schedule, ...]:
 
 
 def launch(
-    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[ScatterGeometry], schedule: Schedule, device: Device
+    kernel: Kernel, layouts: Sequence[Layout], geometries: Sequence[PointGeometry], schedule: Schedule, device: Device
 ) -> LaunchShape:
     """Launches a thread for each index of the grid dimensions."""
     (layout,), (geometry,) = layouts, geometries
