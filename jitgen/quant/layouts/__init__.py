@@ -35,7 +35,7 @@ LAYOUTS: dict[str, str] = {
     "mma8": "jitgen.quant.layouts.mma8",
     "interleaved": "jitgen.quant.layouts.interleaved",
     "rows": "jitgen.quant.layouts.rows",
-    "blocks": "jitgen.quant.layouts.blocks",
+    "blocks": "jitgen.quant.layouts.rows",
 }
 """Layout name -> the module that defines it."""
 
