@@ -71,9 +71,6 @@ PRODUCTS = Rewrites(
         lambda rewriter, x: x.dtype != "int8",
     ),
     Rewrite(
-        f"a product of int8 over more than {LONGEST} elements is a sum of products",
-        product,
-        _sum_of_products,
-        _is_long,
+        f"a product of int8 over more than {LONGEST} elements is a sum of products", product, _sum_of_products, _is_long
     ),
 )

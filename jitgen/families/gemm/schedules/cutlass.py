@@ -22,13 +22,7 @@ from jitgen.kernel.operands import ACCESS_BYTES, SWIZZLE_BYTES, item_size
 
 ELEMENTS = ("float16", "bfloat16", "int8")
 """Dtypes of operands that collectives multiply. Those of a byte are contiguous along K, as wgmma reads them."""
-SLOWDOWN = {
-    (128, 256, 2): 1.01,
-    (256, 128, 2): 1.03,
-    (128, 256, 1): 1.0,
-    (128, 128, 2): 1.13,
-    (128, 128, 1): 1.08,
-}
+SLOWDOWN = {(128, 256, 2): 1.01, (256, 128, 2): 1.03, (128, 256, 1): 1.0, (128, 128, 2): 1.13, (128, 128, 1): 1.08}
 """Rows and columns of a tile, and blocks of a cluster; and how many times as long as the fastest such tiles take for
 the same products (4096 x 4096 x 4096 of bfloat16 on an H100). All are tiles of CUTLASS's cooperative kernel: its
 pingpong kernel was right for numbers of tiles that are powers of two, and was not measured for others."""

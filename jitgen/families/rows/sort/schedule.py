@@ -84,11 +84,7 @@ class CpuSchedule(Schedule):
 class SelectionSchedule(Schedule):
     """Says how ranks of short rows are selected: a warp takes a row, of which each lane has ``tile`` elements."""
 
-    sentence = (
-        "{threads} threads a block",
-        "a warp a row, {tile} elements a lane",
-        "wide",
-    )
+    sentence = ("{threads} threads a block", "a warp a row, {tile} elements a lane", "wide")
 
 
 @dataclass(frozen=True)
