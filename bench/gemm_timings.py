@@ -38,7 +38,7 @@ from bench.sizes import log_uniform, side
 from bench.timing import graph_seconds
 from jitgen.families import registry
 from jitgen.families.gemm import wgmma, wgmma_tiles
-from jitgen.families.gemm.mainloops import MmaQuantized, MmaRows, WgmmaDense, WgmmaLaunch, WgmmaPair, WgmmaQuantized
+from jitgen.families.gemm.mainloops import MmaQuantized, MmaRows, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaTilings
 from jitgen.families.gemm.schedule import bucket
 from jitgen.families.gemm.schedules import cuda
 from jitgen.kernel.launch import OVERLAPS
@@ -145,7 +145,7 @@ def scheduled(low: Any, kind: str, extra: Any, within: float) -> Iterator[Any]:
     costs = {
         candidate: family.cost(problem, candidate, route.device)
         for candidate in found
-        if candidate.path == path and not isinstance(candidate, WgmmaPair)
+        if candidate.path == path and not isinstance(candidate, WgmmaTilings)
     }
     best = min(costs.values(), default=0.0)
     yield from (candidate for candidate, estimated in costs.items() if estimated <= within * best)

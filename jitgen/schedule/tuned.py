@@ -37,6 +37,8 @@ SCHEMA = 1
 FILE_LIMIT = 2**24
 """Bytes of a file."""
 ROW_LIMIT = 100_000
+SCHEDULE_LIMIT = 4
+"""Schedules of a row, of which a launch takes one."""
 MEMBER_LIMIT = 64
 """Members of a problem or of a schedule, and items of an array in one: of each at most so many."""
 NUMBER_LIMIT = 2**40
@@ -53,7 +55,7 @@ class Row:
         chip: on which it was measured, as ``jitgen/schedule/chips.py`` names it.
         dialect: of the kernel.
         problem: the facts of the problem.
-        schedules: the schedule, or the two of which a launch takes one.
+        schedules: the schedule, or those of which a launch takes one.
         source: the file and the number of the row in it, for people.
     """
 
@@ -76,8 +78,7 @@ class Row:
         return facts | {"schedule": schedules[0] if len(schedules) == 1 else schedules}
 
     def selects(self, candidate: Any) -> bool:
-        """Returns whether ``candidate`` is the row's schedule, or consists of the row's two in any order
-        (``tilings``)."""
+        """Returns whether ``candidate`` is the row's schedule, or consists of the row's in any order (``tilings``)."""
         tilings = getattr(candidate, "tilings", (candidate,))
         orders = itertools.permutations(self.schedules)
         return len(tilings) == len(self.schedules) and any(
@@ -231,7 +232,7 @@ def _check(content: Any, target: str, family: str) -> tuple[Row, ...]:
 def _row(field: Field) -> Row:
     chip, dialect, problem, schedule, measured = field.members("chip", "dialect", "problem", "schedule", "measured")
     _measurement(measured)
-    selections = schedule.items(2, least=2) if isinstance(schedule.value, list) else [schedule]
+    selections = schedule.items(SCHEDULE_LIMIT, least=2) if isinstance(schedule.value, list) else [schedule]
     return Row(
         chip.text(_TEXT, "the name of a chip"),
         dialect.one_of(("cpp", "cuda", "triton")),

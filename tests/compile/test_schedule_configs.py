@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import jitgen
 from jitgen.compilers import nvrtc
 from jitgen.families import registry
-from jitgen.families.gemm.mainloops import BlockMainloop, WgmmaPair
+from jitgen.families.gemm.mainloops import BlockMainloop, WgmmaTilings
 from jitgen.schedule.choose import Choice
 from jitgen.spec import KernelSource
 
@@ -67,7 +67,7 @@ def checks(problem: str) -> list[KernelSource]:
     found: dict[str, list[str]] = {}
     sources: dict[str, KernelSource] = {}
     for number, candidate in enumerate(family.candidates(asked, device)):
-        if isinstance(candidate, WgmmaPair):
+        if isinstance(candidate, WgmmaTilings):
             continue
         source = replace(low, choices=(Choice(candidate),)).render(0)[0]
         lines = DECLARED.findall(source.text)

@@ -1,4 +1,4 @@
-"""Sources with two entries: NVRTC compiles both, and each has resources of its own, without spills."""
+"""Sources with several entries: NVRTC compiles all, and each has resources of its own, without spills."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC a
 
 @pytest.mark.parametrize("format", [None, "int4"])
 @pytest.mark.quick(where=lambda format: format is None)
-def test_both_entries_compile_without_spills(format: str | None) -> None:
+def test_every_entry_compiles_without_spills(format: str | None) -> None:
     function = jitgen.jit(lambda x, w: F.linear(x, w), backend="cuda")
     weight = jitgen.TensorSpec((3000, 4096), torch.bfloat16)
     w = weight if format is None else jitgen.quantize(torch.randn(3000, 4096), format, 128)
@@ -22,14 +22,15 @@ def test_both_entries_compile_without_spills(format: str | None) -> None:
     for rows in (600, 777, 1000, 1400):
         program = function.lower(jitgen.TensorSpec((rows, 4096), torch.bfloat16), w, target="sm_90a").lowered
         source, _ = program.render(0)
-        if len(program.schedules[0].tilings) == 2:
-            found.add(program.launch(0).entry)
-    assert found
+        found.add(program.launch(0).entry)
+    count = len(program.schedules[0].tilings)
+    assert count > 1
+    assert found <= {"", *(f"_{number}" for number in range(1, count))}
     meta = nvrtc.compile(source).meta
-    (other,) = meta["entries"]
-    assert other == f"{source.name}_1"
-    assert meta["spill_bytes"] == meta["entries"][other]["spill_bytes"] == 0
-    assert min(meta["registers"], meta["entries"][other]["registers"]) > 0
+    assert set(meta["entries"]) == {f"{source.name}_{number}" for number in range(1, count)}
+    for entry in (meta, *meta["entries"].values()):
+        assert entry["spill_bytes"] == 0
+        assert entry["registers"] > 0
 
 
 @pytest.mark.parametrize("weights", [1, 2])

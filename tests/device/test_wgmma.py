@@ -7,10 +7,13 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from wgmma_kernels import DENSE, ENTRY, QUANTIZED, Dense, Quantized
 
 import jitgen
 from jitgen.compilers import nvrtc
+from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm.mainloops import WgmmaDense
 from jitgen.runtime import cuda
 from jitgen.runtime.tensor_map import TensorMap
 from jitgen.spec import Target
@@ -128,6 +131,29 @@ ARRANGED = [config for config in DENSE if config.swapped or config.blocks > 1 or
 def test_any_grid_is_right(config: Quantized | Dense) -> None:
     for blocks in (config.cluster, 3 * config.cluster, 32 * config.cluster):
         run(config, (300, 1000, 520), blocks)
+
+
+@pytest.mark.parametrize("tile", wgmma_tiles.ARRANGED, ids=str)
+@pytest.mark.quick(where=lambda tile: tile in wgmma_tiles.ARRANGED[:4])
+def test_candidates_that_share_or_swap_operands(tile: WgmmaDense, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a kernel with bias, gelu, a factor of each column and a residual, for rows that fill no tile."""
+    monkeypatch.setattr(wgmma_tiles, "_DENSE", (tile,))
+    monkeypatch.setattr(wgmma_tiles, "_DENSE_OF_MANY_ROWS", ())
+    monkeypatch.setattr(wgmma_tiles, "ARRANGED", ())
+
+    def rule(*x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.linear(x[0], x[1], x[2])) * x[3] + x[4]
+
+    for m, n, k in ((193, 1000, 520), (511, 264, 1096)):
+        x = [matrix(m, k, torch.bfloat16), matrix(n, k, torch.bfloat16, 0.05), torch.randn(n), torch.randn(n)]
+        x = [each.to("cuda", torch.bfloat16) for each in (*x, torch.randn(m, n))]
+        function = jitgen.jit(rule, backend="cuda")
+        y, exact = function(*x), rule(*(each.double() for each in x))
+        (schedule,) = function.lower(*x).lowered.schedules
+        assert {each.columns for each in schedule.tilings} == {tile.columns}
+        # Half a unit in the last place of the result, and of gelu's erfc, which is coarser in 16 bits.
+        assert (y.double() - exact).norm() / exact.norm() < 2 * TOLERANCE[torch.bfloat16]
+        assert torch.equal(y, function(*x))
 
 
 def test_extreme_scales() -> None:

@@ -29,8 +29,8 @@ from jitgen.families.gemm.mainloops import (
     TritonWeights,
     WgmmaBytes,
     WgmmaDense,
-    WgmmaPair,
     WgmmaQuantized,
+    WgmmaTilings,
     blocks,
 )
 from jitgen.ir.program import plain
@@ -48,8 +48,8 @@ CHOSEN: list[tuple[type, int, str, str | None, bool, str]] = [
     (MmaBytes, 1, "int8", None, False, "sm_90a"),
     (DenseBytes, 64, "int8", None, True, "sm_90a"),
     (WgmmaBytes, 24, "int8", None, False, "sm_90a"),
-    (WgmmaQuantized, 512, "bfloat16", "int4", False, "sm_90a"),
-    (WgmmaPair, 1000, "bfloat16", "int4", False, "sm_90a"),
+    (WgmmaQuantized, 24, "bfloat16", "int4", False, "sm_90a"),
+    (WgmmaTilings, 1000, "bfloat16", "int4", False, "sm_90a"),
     (WgmmaDense, 40, "bfloat16", None, False, "sm_90a"),
     (TritonTokens, 512, "bfloat16", None, False, "gfx942"),
     (TritonWeights, 64, "bfloat16", "int4", False, "gfx942"),
@@ -75,11 +75,11 @@ def test_every_mainloop_is_chosen_and_described(
     schedule = schedule_of(rows, dtype, format, transposed, target)
     assert type(schedule) is cls
     text = str(schedule)
-    tiling = schedule.first if isinstance(schedule, WgmmaPair) else schedule
+    tiling = schedule.tilings[0] if isinstance(schedule, WgmmaTilings) else schedule
     assert text.startswith(f"{schedule.path} mainloop, tiles of {tiling.block_m} x {tiling.block_n}, ")
     assert "64-bit" not in text
     wide = replace(tiling, wide=True)
-    wide = WgmmaPair(wide, wide) if isinstance(schedule, WgmmaPair) else wide
+    wide = WgmmaTilings((wide, wide)) if isinstance(schedule, WgmmaTilings) else wide
     assert "64-bit indices" in str(wide)
     assert plain(schedule) != plain(wide)
 

@@ -19,7 +19,7 @@ from jitgen._data import data_directory
 from jitgen.deploy import manifest
 from jitgen.errors import CacheError, CacheMissError, CacheWarning
 from jitgen.families import registry
-from jitgen.families.gemm.mainloops import WgmmaPair, WgmmaQuantized
+from jitgen.families.gemm.mainloops import WgmmaQuantized, WgmmaTilings
 from jitgen.lowering import Route
 from jitgen.schedule import tuned
 from jitgen.spec import Target
@@ -86,12 +86,13 @@ def test_every_shipped_row_is_taken() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_row_can_name_two_tilings(order: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_row_can_name_several_tilings(order: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A launch takes one of them, whichever order the row has them in."""
     model = lowered(64, 1024, 512).lowered
     family, device = registry.named("gemm"), model.route.device
     problem = family.problem(model.program.kernels[0], model.layouts[0], model.laid_out.geometries[0], device)
-    wanted = [each for each in family.candidates(problem, device) if isinstance(each, WgmmaPair)][-1]
+    wanted = [each for each in family.candidates(problem, device) if isinstance(each, WgmmaTilings)][-1]
+    assert len(wanted.tilings) == tuned.SCHEDULE_LIMIT
     assert wanted != model.schedules[0]
     named = [{"mainloop": type(each).__name__} | dataclasses.asdict(each) for each in wanted.tilings[::order]]
     write(tmp_path, table(schedule=named))
@@ -99,7 +100,7 @@ def test_a_row_can_name_two_tilings(order: int, monkeypatch: pytest.MonkeyPatch,
     chosen = lowered(64, 1024, 512)
     assert chosen.lowered.schedules == (wanted,)
     assert chosen.lowered.choices[0].row
-    assert chosen.source.count('extern "C"') == 2
+    assert chosen.source.count('extern "C"') == len(wanted.tilings)
 
 
 def test_a_row_is_for_its_problem_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ BAD: dict[str, Any] = {
     "a chip": table(chip=3),
     "no mainloop": table(schedule={"tokens": 64}),
     "an array of one schedule": table(schedule=[{"mainloop": "WgmmaQuantized"}]),
-    "three schedules": table(schedule=[{"mainloop": "WgmmaQuantized"}] * 3),
+    "five schedules": table(schedule=[{"mainloop": "WgmmaQuantized"}] * 5),
     "a mainloop that is no text": table(schedule={"mainloop": 64}),
     "a field's name": table(schedule={"mainloop": "WgmmaQuantized", "__class__ x": 1}),
     "a nested field": table(schedule={"mainloop": "WgmmaQuantized", "tokens": {"of": 1}}),

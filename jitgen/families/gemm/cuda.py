@@ -33,10 +33,10 @@ from jitgen.families.gemm.mainloops import (
     WgmmaBytes,
     WgmmaDense,
     WgmmaMainloop,
-    WgmmaPair,
     WgmmaQuantized,
     WgmmaSchedule,
     WgmmaTiling,
+    WgmmaTilings,
 )
 from jitgen.ir.body import Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
@@ -57,7 +57,7 @@ def build(
     kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedule, products: GemmContext, dialect: Dialect
 ) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
-    if isinstance(schedule, WgmmaMainloop | WgmmaPair):
+    if isinstance(schedule, WgmmaMainloop | WgmmaTilings):
         return _mapped(kernel, layouts, schedule, products)
     if isinstance(schedule, CutlassTile):
         return cutlass.build(layouts, schedule, products, kernel.bodies[0])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jitgen.device import Device
 from jitgen.families.gemm import stream_tiles
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, TritonMainloop, WgmmaMainloop, WgmmaPair
+from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, TritonMainloop, WgmmaMainloop, WgmmaTilings
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations, operations_in, quantised_blocks
@@ -21,7 +21,7 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
     ranges = kernel.bodies[0].contractions[0].k_splits
     where = "in the same kernel" if ranges == 1 else "in the kernel that follows"
     lines = [f"matrix product by the {schedule.path} mainloop{products}, the epilogue {where}"]
-    for tiling in schedule.tilings if isinstance(schedule, WgmmaPair) else (schedule,):
+    for tiling in schedule.tilings if isinstance(schedule, WgmmaTilings) else (schedule,):
         lines.append(f"tiles of {tiling.block_m} x {tiling.block_n}, {tiling.block_k} of K at a time")
         if isinstance(tiling, BlockMainloop | WgmmaMainloop) and tiling.cluster_k_splits > 1:
             blocks = f"{tiling.cluster_k_splits} blocks of a cluster"
@@ -30,8 +30,8 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
     if pair := stream_tiles.for_a_pair(schedule, kernel.bodies[0].contractions[0]):
         tile = f"tiles of {pair.block_m} x {pair.block_n}"
         lines.append(f"for two rows {tile}, in {pair.shared_bytes} bytes of shared memory")
-    if isinstance(schedule, WgmmaPair):
-        lines.append("a launch takes the tiles that are estimated to be faster for its rows")
+    if isinstance(schedule, WgmmaTilings):
+        lines.append("a launch takes the tiles that are estimated to be the fastest for its rows")
     if ranges > 1:
         lines.append(
             f"K is split over {ranges} blocks, because there are few tiles: their sums go to a "

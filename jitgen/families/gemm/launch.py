@@ -18,8 +18,8 @@ from jitgen.families.gemm.mainloops import (
     TritonMainloop,
     WgmmaLaunch,
     WgmmaMainloop,
-    WgmmaPair,
     WgmmaTiling,
+    WgmmaTilings,
     blocks,
 )
 from jitgen.ir.body import Body
@@ -37,7 +37,7 @@ def settle(
 ) -> GemmSchedule | WgmmaLaunch:
     """Decides what one launch takes of ``schedule``: for wgmma mainloops a tiling, and the number of blocks that share
     K; for one or two rows tiles of two, where it has them."""
-    if isinstance(schedule, WgmmaMainloop | WgmmaPair):
+    if isinstance(schedule, WgmmaMainloop | WgmmaTilings):
         return wgmma.for_launch(schedule, kernel.bodies, geometries, device.model)
     if geometries[0].rows > stream_tiles.PAIR:
         return schedule
@@ -89,7 +89,7 @@ def launch(
             persistence=_persistence(tiling, splits),
             entry=wgmma.entry_suffix(schedule.entry),
         )
-    assert not isinstance(schedule, WgmmaPair), "settled before a launch"
+    assert not isinstance(schedule, WgmmaTilings), "settled before a launch"
     tiles, attributes = blocks(schedule, sizes), overlaps if schedule.dependent_launch else none
     if isinstance(schedule, CutlassTile):
         return LaunchShape(
@@ -121,7 +121,7 @@ def _tiled_rows(geometry: GemmGeometry, schedule: GemmSchedule | WgmmaLaunch) ->
     if geometry.grouping not in BY_ROWS:
         return geometry.rows
     tiling = schedule.tiling if isinstance(schedule, WgmmaLaunch) else schedule
-    assert not isinstance(tiling, WgmmaPair)
+    assert not isinstance(tiling, WgmmaTilings)
     rows, block = geometry.rows, tiling.block_m * (tiling.multicast if isinstance(tiling, WgmmaMainloop) else 1)
     tiles = rows if geometry.grouping == "ids" else rows // block + min(geometry.group_count + 1, rows)
     return tiles * block

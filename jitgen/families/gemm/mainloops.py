@@ -275,28 +275,24 @@ class WgmmaBytes(WgmmaDense):
 
 
 @dataclass(frozen=True)
-class WgmmaPair(DeclaredSchedule):
-    """Holds two tilings of one mainloop. The generated source has an entry for each, and a launch takes the one that is
-    estimated to be faster for its rows of x: which tiles leave few multiprocessors idle changes from one number of rows
-    to the next."""
+class WgmmaTilings(DeclaredSchedule):
+    """Holds several tilings of one mainloop. The generated source has an entry for each, and a launch takes the one
+    that is estimated to be the fastest for its rows of x: which tiles leave few multiprocessors idle changes from one
+    number of rows to the next."""
 
-    sentence = ("{first}, or, for some numbers of rows: {second}",)
     dependent_launch: ClassVar[bool] = True
-    first: WgmmaQuantized | WgmmaDense
-    second: WgmmaQuantized | WgmmaDense
+    tilings: tuple[WgmmaQuantized | WgmmaDense, ...]
 
-    @property
-    def tilings(self) -> tuple[WgmmaQuantized | WgmmaDense, ...]:
-        """Returns the tilings that a launch chooses from, in the order of their entries."""
-        return (self.first, self.second)
+    def __str__(self) -> str:
+        return ", or, for some numbers of rows: ".join(map(str, self.tilings))
 
     @property
     def path(self) -> str:
-        return self.first.path
+        return self.tilings[0].path
 
     @property
     def wide(self) -> bool:
-        return self.first.wide
+        return self.tilings[0].wide
 
 
 @dataclass(frozen=True)
@@ -317,13 +313,13 @@ class WgmmaLaunch:
 CppSchedule = CppTiles | CppDecoded
 BlockSchedule = MmaQuantized | MmaRows | MmaColumns | Dense | Stream | StreamOuter | Simt
 WgmmaTiling = WgmmaQuantized | WgmmaDense
-WgmmaSchedule = WgmmaTiling | WgmmaPair
+WgmmaSchedule = WgmmaTiling | WgmmaTilings
 TritonSchedule = TritonTokens | TritonWeights | TritonSlices
 GemmSchedule = CppSchedule | BlockSchedule | WgmmaSchedule | TritonSchedule | CutlassTile
 """The schedule of a product."""
 SCHEDULES: tuple[type, ...] = (
     *(CppTiles, CppDecoded, MmaQuantized, MmaRows, MmaBytes, MmaColumns, Dense, DenseBytes, Stream, StreamOuter, Simt),
-    *(WgmmaQuantized, WgmmaDense, WgmmaBytes, WgmmaPair, TritonTokens, TritonWeights, TritonSlices),
+    *(WgmmaQuantized, WgmmaDense, WgmmaBytes, WgmmaTilings, TritonTokens, TritonWeights, TritonSlices),
     CutlassTile,
 )
 """Every class of ``GemmSchedule``."""

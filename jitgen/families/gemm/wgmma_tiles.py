@@ -13,12 +13,12 @@ from jitgen.families.gemm.groups import Groups
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaBytes, WgmmaDense, WgmmaQuantized, WgmmaTiling
 from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.families.gemm.wgmma_model import (
-    ACROSS_LINES,
     AREA,
     BATCHED,
     BYTES,
     BYTES_MISSING,
     BYTES_PINGPONG,
+    BYTES_WARPGROUP,
     CODE_DECODE,
     CODE_PRODUCT,
     CODE_PRODUCTS,
@@ -28,15 +28,16 @@ from jitgen.families.gemm.wgmma_model import (
     DENSE_MISSING_BYTES,
     DENSE_PINGPONG,
     DENSE_WARPGROUP,
-    HALF_LINES,
     LEAST_PRODUCT,
     PROMOTED_PINGPONG,
     PROMOTED_PRODUCT,
     PROMOTED_SUM,
     PROMOTED_WAIT,
     QUANTIZED,
+    QUARTER_LINES,
     SUMS_FIXED,
     SWAPPED_LINES,
+    TALL_WAIT,
     Times,
 )
 from jitgen.quant.codes import BLOCK
@@ -63,6 +64,8 @@ WIDEST_PROMOTED = 160
 """Columns of a warpgroup whose sums are promoted, up to which its tiles may be of blocks that share K."""
 SAMPLES = 9
 """How many numbers of rows of a bucket tiles are compared for."""
+COMPLEMENTARY = 8
+"""Tilings of which any may share a source."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,18 @@ def cost(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weights: Weight
     rows from ``fewest`` to ``most``."""
     estimates = [times(tiling, fewest, most, weights) for tiling in tilings]
     return math.exp(sum(math.log(min(column)) for column in zip(*estimates, strict=True)) / len(estimates[0]))
+
+
+def complementary(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
+    """Returns ``COMPLEMENTARY`` of ``tilings``: the best for rows from ``fewest`` to ``most``, and each time that with
+    which the best for each number of rows is the fastest."""
+    left = {tiling: [math.log(time) for time in times(tiling, fewest, most, weights)] for tiling in tilings}
+    least = [math.inf] * len(sampled_rows(fewest, most, SAMPLES))
+    found: list[WgmmaTiling] = []
+    while left and len(found) < COMPLEMENTARY:
+        found.append(min(left, key=lambda tiling: sum(map(min, left[tiling], least))))
+        least = list(map(min, left.pop(found[-1]), least))
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -311,19 +326,76 @@ _DENSE_OF_MANY_ROWS = (
 )
 """Further tiles of x with more rows than ``FEW_TOKENS`` has."""
 
+
+def _arranged(
+    down: int,
+    columns: int,
+    x: int = 1,
+    weights: int = 1,
+    swapped: bool = False,
+    blocks: int = 1,
+    pingpong: bool = False,
+) -> WgmmaDense:
+    """Makes a tile whose x so many blocks share, and whose weights so many, with as many stages as fit."""
+    staged = next(size for size in (64, 32, 16)[swapped or down == 3 :] if columns % size == 0)
+    return WgmmaDense(
+        *(down, 1, columns, max(x, weights), x > 1 and x >= weights, staged, pingpong),
+        stages=12,
+        swapped=swapped,
+        blocks=blocks,
+        other_multicast=min(x, weights),
+    )
+
+
 ARRANGED = (
-    WgmmaDense(2, 1, 256, stages=12, multicast=4, other_multicast=2),
-    WgmmaDense(2, 1, 128, stages=12, multicast=4, other_multicast=2, shares_x=True),
-    WgmmaDense(2, 1, 160, stages=12, multicast=4, other_multicast=2, shares_x=True, staged=32, swapped=True),
-    WgmmaDense(1, 1, 96, stages=12, multicast=4, other_multicast=2, shares_x=True, staged=32, swapped=True),
-    WgmmaDense(2, 1, 112, stages=12, multicast=2, staged=16, swapped=True),
-    WgmmaDense(2, 1, 224, stages=12, multicast=2, staged=32, swapped=True),
-    WgmmaDense(3, 1, 96, stages=12, multicast=2, staged=32, swapped=True),
-    WgmmaDense(3, 1, 192, stages=12, multicast=4, staged=32, swapped=True),
-    WgmmaDense(3, 1, 192, stages=12, staged=32, swapped=True),
+    _arranged(1, 32, x=4),
+    _arranged(1, 64, x=2),
+    _arranged(1, 64, x=4, weights=2),
+    _arranged(1, 96, x=4, weights=2),
+    _arranged(1, 128, x=4, weights=2),
+    _arranged(1, 128, x=2, weights=4),
+    _arranged(1, 192, weights=4, pingpong=True),
+    _arranged(2, 96, x=2, weights=2),
+    _arranged(2, 128, x=2, weights=2),
+    _arranged(2, 128, x=4, weights=2),
+    _arranged(2, 128, x=4, weights=2, pingpong=True),
+    _arranged(2, 160, weights=2),
+    _arranged(2, 160, x=2),
+    _arranged(2, 160, x=4, weights=2, pingpong=True),
+    _arranged(2, 192, x=2, weights=2),
+    _arranged(2, 192, x=2, weights=4),
+    _arranged(2, 224, x=2),
+    _arranged(2, 256, x=2, weights=2),
+    _arranged(2, 256, x=2, weights=4),
+    _arranged(3, 96, x=4, weights=2),
+    _arranged(3, 128, x=4),
+    _arranged(3, 160),
+    _arranged(3, 160, x=4),
+    _arranged(1, 144, x=4, swapped=True),
+    _arranged(1, 96, x=4, weights=2, swapped=True),
+    _arranged(2, 96, swapped=True),
+    _arranged(2, 96, x=4, weights=2, swapped=True),
+    _arranged(2, 96, x=4, weights=2, swapped=True, pingpong=True),
+    _arranged(2, 112, weights=2, swapped=True),
+    _arranged(2, 128, x=2, weights=4, swapped=True),
+    _arranged(2, 160, x=4, weights=2, swapped=True),
+    _arranged(2, 160, x=4, weights=2, swapped=True, pingpong=True),
+    _arranged(2, 192, x=4, weights=2, swapped=True),
+    _arranged(2, 224, weights=2, swapped=True),
+    _arranged(2, 224, x=2, swapped=True),
+    _arranged(3, 96, weights=2, swapped=True),
+    _arranged(3, 96, x=2, weights=4, swapped=True),
+    _arranged(3, 128, x=2, weights=4, swapped=True),
+    _arranged(3, 160, swapped=True),
+    _arranged(3, 160, x=2, swapped=True),
+    _arranged(3, 160, x=2, weights=4, swapped=True),
+    _arranged(3, 192, swapped=True),
+    _arranged(3, 192, x=2, swapped=True),
+    _arranged(2, 160, x=2, swapped=True, blocks=2),
 )
-"""Tiles of one product of more rows, with x and the weights swapped or of clusters that are rectangles of blocks: of
-some 120, the fastest of 15 products on an H200 (``docs/measured/h200-candidates-arranged.json``)."""
+"""Tiles of one product of more rows, with x and the weights swapped or of clusters that share operands: of some 120
+that were timed on an H200, and of 80 by the model for 400 random products, those without which the fastest of the
+others takes longer (``docs/measured/h200-candidates-fitted-3.json``)."""
 
 _BYTES = (
     WgmmaBytes(2, 1, 256, stages=4, multicast=2),
@@ -493,9 +565,15 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
     down = -(-tall // band) if groups is None else math.ceil(groups.tiles(band))
     items = down * weight_shares * across * tiles.k_splits
     columns = weights.columns if weights.transposed else (weights.length,)
-    fetched = height / x_shares * _across_lines(weights.item, rows if weights.x_transposed else weights.length)
-    fetched = (fetched + width / weight_shares * _across_lines(weights.item, *columns)) * CHUNK_BYTES
-    alone = tiles.blocks * width / tiles.across * DENSE_WARPGROUP.column + DENSE_WARPGROUP.fixed
+    x_lines = fit.across_lines if _across_lines(weights.item, rows if weights.x_transposed else weights.length) else 1.0
+    weight_lines = fit.across_lines if _across_lines(weights.item, *columns) else 1.0
+    chunks = -(-weights.length // (weights.chunk * tiles.k_splits))
+    # A copy has no more rows than its matrix, and the last one of K no more columns.
+    copied = (height, width) if of_bytes else (min(height, tall), min(width, max(wide)))
+    depth = 1.0 if of_bytes else weights.length / (chunks * weights.chunk * tiles.k_splits)
+    fetched = depth * (copied[0] / x_shares * x_lines + copied[1] / weight_shares * weight_lines) * CHUNK_BYTES
+    warpgroup = BYTES_WARPGROUP if of_bytes else DENSE_WARPGROUP
+    alone = tiles.blocks * width / tiles.across * warpgroup.column + warpgroup.fixed
     if weights.promoted:
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
     # A warpgroup without rows of x multiplies nothing. Where blocks have several tiles, few of these are the last ones.
@@ -508,32 +586,36 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
     matrices = 1.0 if groups is None else groups.used
     in_l2 = (rows + matrices * sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
     copies = fetched / (fit.l2_bytes if in_l2 else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
-    lines = SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else HALF_LINES
+    least = fit.least[tiles.cluster.bit_length() - 1]
+    lines = SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else fit.half_lines
+    lines *= QUARTER_LINES if tiles.staged == 16 else 1.0
 
     def chunk(sharing: int, split: bool) -> float:
         wait = fit.wait + split * fit.split_wait
-        wait += (tiles.cluster > 1) * fit.shared_wait + (tiles.cluster > 2) * fit.more_shared_wait
+        wait += (tiles.cluster > 1) * fit.shared_wait + (tiles.blocks > 1) * TALL_WAIT
         wait += (tiles.resident > 1) * fit.resident_wait
-        cycles = max(products, copies) * sharing + wait
-        return (cycles if tiles.pingpong else max(cycles, alone)) / weights.chip.microsecond_cycles
+        cycles = max(products * sharing, copies * sharing, least)
+        return ((cycles if tiles.pingpong else max(cycles, alone)) + wait) / weights.chip.microsecond_cycles
 
     def epilogue(sharing: int) -> float:
         area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
         return lines * area * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
 
     moved = _moved(rows, weights, weights.bits, tiles.k_splits, groups)
-    times = Times(fit, -(-weights.length // (weights.chunk * tiles.k_splits)), chunk, epilogue, tiles.resident, moved)
+    times = Times(fit, chunks, chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
-        return 1, times.pingpong(weights.chip, items, tiles.cluster)
+        last = max(products / fit.product * (fit.last_product or fit.product), copies, least)
+        wait = fit.wait + (tiles.cluster > 1) * fit.shared_wait
+        return 1, times.pingpong(weights.chip, items, tiles.cluster, (last + wait) / weights.chip.microsecond_cycles)
     if tiles.cluster > tiles.cluster_k_splits:
         return 1, times.unsplit(weights.chip, items, tiles.cluster)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.cluster_k_splits, tiles.multicast)
 
 
-def _across_lines(item: int, *widths: int) -> float:
-    """Returns the time of copies of matrices with rows of so many elements, as a multiple of that of whole lines."""
-    return ACROSS_LINES if any(width * item % CHUNK_BYTES for width in widths) else 1.0
+def _across_lines(item: int, *widths: int) -> bool:
+    """Returns whether copies of matrices with rows of so many elements lie across lines of the cache."""
+    return any(width * item % CHUNK_BYTES for width in widths)
 
 
 def batched_microseconds(tiles: WgmmaDense, rows: int, matrices: int, weights: Weights) -> float:

@@ -40,10 +40,10 @@ from jitgen.families.gemm.mainloops import (
     StreamOuter,
     WgmmaDense,
     WgmmaMainloop,
-    WgmmaPair,
     WgmmaQuantized,
     WgmmaSchedule,
     WgmmaTiling,
+    WgmmaTilings,
     multiplies_codes,
 )
 from jitgen.families.gemm.schedule import Problem
@@ -71,10 +71,11 @@ SPLIT_LENGTH = 2048
 """K from which on it may be split over a temporary; a range has a quarter of it at least."""
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of ranges of K that are compared."""
-PAIRED = 8
-"""Tilings, the best ones alone, of which any two may share a source."""
-WORTH_AN_ENTRY = 1.04
-"""A second entry with other tiles makes the first compile longer, so that it must save 4 % of the time on average."""
+MOST_ENTRIES = 4
+"""Tilings that share a source, at most."""
+WORTH_AN_ENTRY = 1.015
+"""Each further entry with other tiles makes the first compile longer, so that it must save 1.5 % of the time on
+average."""
 SIMT_TALL_BYTES = 256 * (128 + 4) * 4
 """Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, each padded by 4."""
 SIMT_BLOCK_K = 16
@@ -169,7 +170,7 @@ def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
 
 
 def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
-    """Lists every tiling, and the pairs of those that are the best alone."""
+    """Lists every tiling, and sets of those that complement one another."""
     tilings = _wgmma_tilings(problem)
     if (splits := problem.contractions[0].k_splits) > 1:
         return [_with_wgmma_stages_that_fit(tiling, problem) for tiling in wgmma_tiles.in_ranges(tilings, splits)]
@@ -178,8 +179,9 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     fitted = [_with_wgmma_stages_that_fit(tiling, problem) for tiling in tilings]
     if problem.matrices > 1 or problem.grouping or problem.device.batch_invariant:
         return fitted
-    best = sorted(fitted, key=lambda tiling: cost(problem, tiling))[:PAIRED]
-    return [*fitted, *itertools.starmap(WgmmaPair, itertools.combinations(best, 2))]
+    best = wgmma_tiles.complementary(fitted, problem.fewest_rows, problem.rows, _weights(problem))
+    sets = (itertools.combinations(best, count) for count in range(2, MOST_ENTRIES + 1))
+    return [*fitted, *map(WgmmaTilings, itertools.chain.from_iterable(sets))]
 
 
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
@@ -192,7 +194,7 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
         sizes = (problem.columns, problem.length, problem.device.model)
         rows = tile_times.sampled_rows(problem.fewest_rows, problem.rows)
         return geometric_mean(simt_tiles.microseconds(candidate, count, *sizes) for count in rows)
-    if not isinstance(candidate, WgmmaMainloop | WgmmaPair):
+    if not isinstance(candidate, WgmmaMainloop | WgmmaTilings):
         return 0.0
     if problem.grouping:
         assert isinstance(candidate, WgmmaMainloop)
@@ -201,7 +203,7 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
         assert isinstance(candidate, WgmmaDense)
         return wgmma_tiles.batched_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))
     estimated = wgmma_tiles.cost(candidate.tilings, problem.fewest_rows, problem.rows, _weights(problem))
-    return estimated * WORTH_AN_ENTRY if isinstance(candidate, WgmmaPair) else estimated
+    return estimated * WORTH_AN_ENTRY ** (len(candidate.tilings) - 1)
 
 
 def _weights(problem: Problem) -> wgmma_tiles.Weights:
