@@ -72,9 +72,8 @@ class Lowered:
     @functools.cached_property
     def _sources(self) -> tuple[KernelSource, ...]:
         """Returns the source of each kernel; equal kernels are rendered once."""
-        identities = [self._lowered.identity(number) for number in range(len(self._lowered.program.kernels))]
-        made = {identity: self._lowered.render(identities.index(identity))[0] for identity in dict.fromkeys(identities)}
-        return tuple(made[identity] for identity in identities)
+        made = {first: self._lowered.render(first)[0] for first in set(self._lowered.firsts)}
+        return tuple(made[first] for first in self._lowered.firsts)
 
     @property
     def source(self) -> str:

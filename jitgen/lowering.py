@@ -333,6 +333,15 @@ class Lowered:
         _, kernel, layouts, _, schedule = self._kernel(number)
         return digest([kernel.identity, plain(layouts), plain(schedule), plain(self.route)])
 
+    @functools.cached_property
+    def firsts(self) -> tuple[int, ...]:
+        """Returns for each kernel the number of the first one that is equal to it, whose source it has."""
+        numbers = range(len(self.program.kernels))
+        if len(numbers) == 1:  # an identity is a digest of the whole kernel
+            return (0,)
+        firsts: dict[str, int] = {}
+        return tuple(firsts.setdefault(self.identity(number), number) for number in numbers)
+
     def explain(self, number: int) -> list[str]:
         """Explains kernel ``number`` in words: a title, then one line for each detail."""
         family, kernel, layouts, _, schedule = self._kernel(number)

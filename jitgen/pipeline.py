@@ -230,11 +230,8 @@ def build(
         say: is told how far it has come.
     """
     kernels = lowered.program.kernels
-    firsts: dict[str, int] = {}
-    for number in range(len(kernels)):
-        firsts.setdefault(lowered.identity(number), number)
-    made = _build_kernels(lowered, [*firsts.values()], store, publish, say)
-    built = [replace(made[firsts[lowered.identity(number)]], kernel=kernel) for number, kernel in enumerate(kernels)]
+    made = _build_kernels(lowered, sorted(set(lowered.firsts)), store, publish, say)
+    built = [replace(made[first], kernel=kernel) for first, kernel in zip(lowered.firsts, kernels, strict=True)]
     plan = {
         "name": lowered.graph.name,
         "artifacts": [kernel.artifact.key for kernel in built],

@@ -6,7 +6,8 @@ the process ends, however it ends, and nothing is written. ``prune`` removes onl
 are open-file-description locks, which Linux has: a process cannot lose them by closing another descriptor of the file.
 
 **Size.** ``<store>/v1/size`` has one line with the bytes that the last walk counted, and then one line for each write,
-appended. Lines of several processes do not mix, because each is one write of a few bytes.
+appended. Lines of several processes do not mix, because each is one write of a few bytes. Many lines become one,
+because every write reads them all; a line that another process appends meanwhile is lost.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ except ImportError:
 
 _KEY_DIGITS = 15
 """Hex digits of a key that make its offset, which must be less than 2^63."""
+
+_MOST_LINES = 200
+"""Writes, in number, that are added up to one line."""
 
 _descriptors: dict[Path, int] = {}
 """Store -> this process's descriptor of its ``in-use``."""
@@ -112,12 +116,17 @@ def note_written(root: Path, size: int, limit: int) -> bool:
         added = size + sum(map(int, lines))
     except ValueError:  # a new file, or one that was damaged
         return True
-    over = counted + added > limit and (counted <= limit or added > limit // 50)
-    return over or limit_then != limit
+    if limit_then != limit:
+        return True
+    if counted + added > limit:
+        return counted <= limit or added > limit // 50
+    if len(lines) >= _MOST_LINES:
+        note_counted(root, counted + added, limit)
+    return False
 
 
 def note_counted(root: Path, size: int, limit: int) -> None:
-    """Notes what a walk counted."""
+    """Notes what a walk counted, or what the lines amount to."""
     path = _size_path(root)
     with suppress(OSError):
         temporary = path.with_name(f"size-{os.getpid()}")

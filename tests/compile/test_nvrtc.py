@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -15,6 +14,7 @@ from jitgen.compilers import disassemble, nvrtc
 from jitgen.errors import CompileError, UnsupportedError
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
 from jitgen.spec import Artifact, KernelSource, Target, Toolchain
+from tests import fresh
 
 pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason=f"NVRTC: {nvrtc.missing()}")
 
@@ -200,7 +200,7 @@ IN_A_PROCESS = """
 import hashlib, json, sys
 from jitgen.compilers import nvrtc
 from jitgen.spec import KernelSource, Target
-name, arch, text, headers = json.load(sys.stdin)
+name, arch, text, headers = json.loads(sys.argv[1])
 source = KernelSource(name, "cuda", "nvrtc", Target.parse(arch), text, tuple(map(tuple, headers)))
 artifact = nvrtc.compile(source)
 print(json.dumps([artifact.key, {n: hashlib.sha256(data).hexdigest() for n, data in artifact.files.items()}]))
@@ -215,11 +215,8 @@ def test_the_same_source_gives_the_same_bytes_elsewhere(tmp_path, monkeypatch: p
     decoy.mkdir(parents=True)
     (decoy / "vector.cuh").write_text("#error decoy\n")
     question = json.dumps([here.name, here.target.arch, here.text, here.headers])
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
-    answer = subprocess.run(
-        [sys.executable, "-c", IN_A_PROCESS], input=question, capture_output=True, text=True, cwd=tmp_path, check=True
-    )
+    answer = fresh.run(IN_A_PROCESS, question, cwd=tmp_path, env=os.environ | {"HOME": str(tmp_path)})
+    assert answer.returncode == 0, answer.stderr
     key, digests = json.loads(answer.stdout)
     assert key == artifact.key
     assert digests == {name: hashlib.sha256(data).hexdigest() for name, data in artifact.files.items()}

@@ -16,7 +16,7 @@ from jitgen.compilers import triton as compiler
 from jitgen.errors import CompileError
 from jitgen.ir.ops import COMPUTE_DTYPES
 from jitgen.spec import KernelSource, Target, artifact_key
-from tests import triton_rows
+from tests import fresh, triton_rows
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -244,5 +244,5 @@ def test_interpreting_and_compiling_exclude_each_other(monkeypatch: pytest.Monke
 
 def test_toolchain_does_not_import_triton(tmp_path: Path) -> None:
     code = "import sys; from jitgen.compilers import triton; print(triton.toolchain(), 'triton' in sys.modules)"
-    done = _run(code, tmp_path, tmp_path)
+    done = fresh.run(code, cwd=tmp_path, env=os.environ | {"HOME": str(tmp_path)})
     assert re.fullmatch(r"triton \d+\.\d+\.\S+ False\n", done.stdout), done.stderr

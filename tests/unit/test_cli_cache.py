@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from jitgen.cli import doctor, show
 from jitgen.cli.group import COMMANDS, jitgen
 from jitgen.spec import Artifact
 from jitgen.store import Store, layout
+from tests import fresh
 
 KEY = "abcd" + "0" * 60
 SECOND = "abce" + "0" * 60
@@ -221,8 +220,8 @@ def test_help_loads_no_command() -> None:
         "jitgen(['--help'], standalone_mode=False)\n"
         "assert not {row[0].partition(':')[0] for row in COMMANDS.values()} & set(sys.modules)\n"
     )
-    package = Path(layout.__file__).resolve().parents[2]
-    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=package)
+    printed = fresh.run(code)
+    assert printed.returncode == 0, printed.stderr
     assert all(name in printed.stdout for name in COMMANDS)
 
 

@@ -19,7 +19,7 @@ import jitgen
 from jitgen import scratch, settings
 from jitgen.compilers import host
 from jitgen.errors import CacheWarning
-from jitgen.store import Store, atomic, layout, notice
+from jitgen.store import Store, atomic, layout, notice, usage
 from jitgen.store.default import default_store
 from jitgen.store.lock import Flight
 from tests import fresh
@@ -255,6 +255,19 @@ def test_a_store_keeps_its_limit_by_itself(store: Store, monkeypatch: pytest.Mon
     kept = {entry.key for entry in store.entries()}
     assert len(kept) >= 5
     assert kept <= {numbered_key(number) for number in range(25, 40)}, "the oldest went first"
+
+
+def test_writes_that_are_noted_are_added_up(store: Store) -> None:
+    path = store.root / layout.VERSION / "size"
+    path.parent.mkdir(parents=True)
+    path.write_text("5 10000\n")
+    for _ in range(1000):
+        assert not usage.note_written(store.root, 3, 10_000)
+        assert len(path.read_text().splitlines()) <= 202
+    counted, *written = path.read_text().replace(" 10000", "").split()
+    assert int(counted) + sum(map(int, written)) == 3005
+    assert usage.note_written(store.root, 6996, 10_000)
+    assert usage.note_written(store.root, 3, 10_001), "another limit"
 
 
 HOLD = """
