@@ -62,6 +62,13 @@ CALLS: dict[str, Callable[..., Any]] = {
     "gelu of a linear": lambda x, w: F.gelu(F.linear(x, w)) + x[:, :3],
 }
 
+single, half, narrow, double = torch.float32, torch.float16, torch.bfloat16, torch.float64
+DTYPES = (
+    *((single, single, narrow), (single, narrow, half), (narrow, single, half)),
+    *((narrow, narrow, narrow), (double, single, narrow), (double, narrow, half)),
+)
+"""Of two operands and of autocast: every pair of them."""
+
 
 def _dtype(call: Callable[[], Any]) -> str | None:
     try:
@@ -72,14 +79,12 @@ def _dtype(call: Callable[[], Any]) -> str | None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_dtypes_under_autocast(name: str) -> None:
-    for first in (torch.float32, torch.bfloat16, torch.float64):
-        for second in (torch.float32, torch.bfloat16):
-            x, w = X.to(first), W.to(second)
-            for lower in (torch.bfloat16, torch.float16):
-                with torch.autocast("cpu", dtype=lower):
-                    want = _dtype(lambda x=x, w=w: CALLS[name](x, w))
-                    got = _dtype(lambda x=x, w=w: lowered(CALLS[name], x, w).graph.outputs[0])
-                assert got == want, (first, second, lower)
+    for first, second, lower in DTYPES:
+        x, w = X.to(first), W.to(second)
+        with torch.autocast("cpu", dtype=lower):
+            want = _dtype(lambda x=x, w=w: CALLS[name](x, w))
+            got = _dtype(lambda x=x, w=w: lowered(CALLS[name], x, w).graph.outputs[0])
+        assert got == want, (first, second, lower)
 
 
 def test_autocast_is_part_of_the_signature() -> None:

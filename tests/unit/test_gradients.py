@@ -413,7 +413,7 @@ def test_a_residual_stream_is_saved_in_place_of_what_layers_add() -> None:
     inputs = [randn(5, 8), *(randn(8, 8) for _ in range(3))]
     saved = plan(lowered_graph(jitgen.jit(layers), *inputs), range(4)).saved
     assert [node.op for node in saved if node.shape[-1] != 1] == ["add"] * 3
-    check(layers, *inputs)
+    check(layers, *inputs, second=False)
 
 
 def test_a_second_backward_is_refused_by_torch_and_a_changed_input_is_noticed() -> None:
@@ -541,9 +541,9 @@ def test_the_padding_of_an_embedding_gets_no_gradient(padding: int | None) -> No
 def test_of_equal_elements_the_one_that_the_index_names_has_the_gradient(kind: str, keepdim: bool) -> None:
     x = torch.tensor([[1.0, 3.0, 3.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
     check(lambda x: getattr(torch, kind)(x, 1, keepdim).values ** 2, x)
-    check(lambda x: getattr(torch, kind)(x.t(), dim=0, keepdim=keepdim)[0].exp(), x)
-    check(lambda x: getattr(x, kind)() * getattr(x, f"a{kind}")(1), x)  # these divide it
-    check(lambda x: getattr(x, kind)(0).values, torch.tensor(2.0))
+    check(lambda x: getattr(torch, kind)(x.t(), dim=0, keepdim=keepdim)[0].exp(), x, second=False)
+    check(lambda x: getattr(x, kind)() * getattr(x, f"a{kind}")(1), x, second=False)  # these divide it
+    check(lambda x: getattr(x, kind)(0).values, torch.tensor(2.0), second=False)
 
 
 @pytest.mark.parametrize("dim", [None, -1, (0, 1)])

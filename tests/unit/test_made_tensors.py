@@ -152,6 +152,7 @@ def test_values_and_gradients(function: Callable[[torch.Tensor], torch.Tensor]) 
 
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 @pytest.mark.parametrize("function", [zeros_like, element, reshaped_slices, chained, of_clone, flat_view_of_a_clone])
+@pytest.mark.covering(1)
 def test_other_dialects(function: Callable[[torch.Tensor], torch.Tensor], backend: str) -> None:
     lowered = jitgen.jit(function).lower(jitgen.TensorSpec((4, 3), torch.float32), target="sm_90a", backend=backend)
     assert all(kernel.source for kernel in lowered.kernels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -217,7 +218,7 @@ def program(made: str, listed: list[tuple[str, tuple[Any, ...]]]) -> Callable[[t
     return function
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=int(os.environ.get("HYPOTHESIS_EXAMPLES", "10")))
 @given(writes())
 def test_random_writes(case: tuple[tuple[int, ...], str, list[Any]]) -> None:
     shape, made, listed = case

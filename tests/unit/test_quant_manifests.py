@@ -94,6 +94,7 @@ def test_a_manifest_has_what_every_backend_asks_for(
     ("format", "group", "activation"),
     [("int8", None, "int8"), ("int4", 128, "int8"), ("fp8_e4m3", None, "fp8_e4m3"), ("uint4", 128, "fp8_e4m3")],
 )
+@pytest.mark.covering(1)
 def test_views_of_weights_and_experts(
     function: Callable[..., Any], format: str, group: int | None, activation: str, tmp_path: Path
 ) -> None:

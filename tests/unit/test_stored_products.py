@@ -135,6 +135,7 @@ def test_sum_of_a_residual_stream_has_its_dtype_in_memory() -> None:
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("function", [plain_blocks, read_by_several, products_that_need_each_other, gate_and_up])
+@pytest.mark.covering(1)
 def test_against_float64(function: Callable[..., Any], gradients: bool) -> None:
     torch.manual_seed(0)
     shapes = shapes_of(function)
@@ -172,6 +173,7 @@ def test_an_epilogue_reads_what_is_reduced_beside_its_product() -> None:
 @pytest.mark.parametrize(
     "shapes", [((2, 30, 9), (2, 40, 9)), ((3, 1, 26, 4), (2, 3, 4)), ((26, 0), (3, 0)), ((0, 3), (9, 3))]
 )
+@pytest.mark.covering(1)
 def test_distances_are_those_of_differences(shapes: tuple[tuple[int, ...], ...], mode: str) -> None:
     x, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
 
