@@ -170,7 +170,7 @@ def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
 
 
 def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
-    """Lists every tiling, and sets of those that complement one another."""
+    """Lists every tiling, and the best set of each number of those that complement one another."""
     tilings = _wgmma_tilings(problem)
     if (splits := problem.contractions[0].k_splits) > 1:
         return [_with_wgmma_stages_that_fit(tiling, problem) for tiling in wgmma_tiles.in_ranges(tilings, splits)]
@@ -179,9 +179,11 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     fitted = [_with_wgmma_stages_that_fit(tiling, problem) for tiling in tilings]
     if problem.matrices > 1 or problem.grouping or problem.device.batch_invariant:
         return fitted
-    best = wgmma_tiles.complementary(fitted, problem.fewest_rows, problem.rows, _weights(problem))
-    sets = (itertools.combinations(best, count) for count in range(2, MOST_ENTRIES + 1))
-    return [*fitted, *map(WgmmaTilings, itertools.chain.from_iterable(sets))]
+    sizes = (problem.fewest_rows, problem.rows, _weights(problem))
+    best = wgmma_tiles.complementary(fitted, *sizes)
+    counts = range(2, min(MOST_ENTRIES, len(best)) + 1)
+    sets = (min(itertools.combinations(best, n), key=lambda several: wgmma_tiles.cost(several, *sizes)) for n in counts)
+    return [*fitted, *map(WgmmaTilings, sets)]
 
 
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
