@@ -119,7 +119,7 @@ def _is_reshape(node: Node) -> bool:
 
 def _is_in_blocks(node: Node) -> bool:
     """Returns whether ``node`` is a view of rows as blocks, and not of blocks as rows of one block."""
-    if not _is_reshape(node) or node.shape[-1] not in BLOCKS_OF_ROWS:
+    if not _is_reshape(node) or not node.shape or node.shape[-1] not in BLOCKS_OF_ROWS:
         return False
     source = node.inputs[0].shape
     return source[-1:] != node.shape[-1:] or len(source) < len(node.shape)

@@ -55,7 +55,7 @@ class Temporaries:
         if node.kind is not GATHER:
             return []
         varied = varying_dims(node)
-        return [dim for dim, size in enumerate(node.shape) if size != 1 and dim not in varied]
+        return [dim for dim, size in enumerate(node.shape) if size not in (0, 1) and dim not in varied]
 
     def get(self, node: Node) -> Node | None:
         """Returns the ``input`` node of the temporary that holds ``node`` already; None if none does."""

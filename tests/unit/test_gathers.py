@@ -224,3 +224,13 @@ def test_how_a_scatter_is_computed_is_explained(target: str, rows: int, words: s
     specs = [jitgen.TensorSpec(shape, dtype) for shape, dtype in (((rows, 64), torch.float32), ((300,), torch.int64))]
     low = jitgen.jit(accumulated).lower(*specs, jitgen.TensorSpec((300, 64), torch.float32), target=target)
     assert words in low.explain()
+
+
+def test_no_rows_of_what_an_index_of_one_row_chooses() -> None:
+    """A gather that is the same along a dimension is computed once along it, unless the dimension has no elements."""
+    function = jitgen.jit(lambda x: x.min(0, keepdim=True).values[1:] * 2)
+    x = torch.randn(3, 5, 1, requires_grad=True)
+    result = function(x)
+    assert result.shape == (0, 5, 1)
+    (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
+    assert torch.equal(gradient, torch.zeros_like(x))

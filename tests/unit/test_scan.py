@@ -394,3 +394,31 @@ def test_a_scan_that_others_read_is_in_memory() -> None:
     x = torch.randn(5, 12, dtype=torch.float64)
     assert kernels(function, x).count("scan") == 1
     torch.testing.assert_close(jitgen.jit(function)(x), function(x))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_slices_of_a_scan_of_what_reads_other_elements(turned: bool) -> None:
+    """What a scanned value reads of its row, or of the tensor, is in memory, as where the scan is returned whole."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        centred, shared = x - x.mean(-1, keepdim=True), x + x.sum()
+        pieces = torch.cat([centred.cumsum(-1)[:, 1:] * 2, shared.cumsum(-1)[:, :1]], -1)
+        return centred.cumsum(-1)[:, 1:], shared.cumsum(-1)[:, :-1], pieces
+
+    x = torch.randint(-8, 9, (4, 16)).double()  # the mean is exact
+    x = x.t().contiguous().t() if turned else x
+    cuda = [] if turned else [run(function, x.float())]
+    for got in (jitgen.jit(function)(x), *cuda):
+        for mine, theirs in zip(got, function(x), strict=True):
+            assert torch.equal(mine.double(), theirs)
+
+
+@pytest.mark.parametrize("chosen", ["cumsum", "cummax", "sort", "topk", "median"])
+def test_a_row_of_no_dimension_is_cast_to_a_smaller_dtype(chosen: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        row = x.sum()
+        found = row.topk(1, 0) if chosen == "topk" else getattr(row, chosen)(0)
+        return (found if chosen == "cumsum" else found[0]).to(torch.int8)
+
+    x = torch.arange(5.0)
+    assert torch.equal(jitgen.jit(function)(x), function(x))

@@ -52,7 +52,12 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
         if SCAN not in node.kinds:
             continue
         if position in of_slices:
-            for rows, store in of_slices[position]:
+            fitted = [(rows, store, _fitted(store.value, rows, partition)) for rows, store in of_slices[position]]
+            pieces = [(rows, replace(store, value=value)) for rows, store, value in fitted if value is not None]
+            if len(pieces) < len(fitted):
+                rest[position] = partition.temporaries.without(SCAN, node)
+                continue
+            for rows, store in pieces:
                 gathered.setdefault(rows, []).append(store)
             rest[position] = None
             continue
