@@ -221,6 +221,29 @@ def test_an_activation_that_is_returned_too() -> None:
         assert (product.double() - exact).norm() <= TOLERANCE[BF16] * exact.norm()
 
 
+def returned_products(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> Any:
+    a, b = F.linear(x, gate), F.linear(x, up)
+    return F.linear(F.silu(a) * b, down), a, b
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(where=lambda backend: backend == "cuda")
+def test_products_that_are_returned_and_read(backend: str) -> None:
+    """One kernel computes both, and what the next one reads of them."""
+    for m, n, k in [(5, 96, 64), (200, 264, 136), (520, 1160, 512)]:
+        weights = [random(n, k) / k**0.5 for _ in range(2)]
+        check(returned_products, random(m, k), *weights, random(k, n) / n**0.5, slack=2, backend=backend)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_slices_of_a_transposed_activation(step: int) -> None:
+    """Those that tensor maps describe are read as they lie, others copied where that pays: (M, N, K, the first element,
+    how far rows are apart beyond M)."""
+    for m, n, k, first, more in [(4092, 512, 200, 0, 12), (4096, 4096, 200, 4, 8), (1000, 14336, 136, 1, 3)]:
+        x = random(k, step * (m + more))[:, first * step : (first + m) * step : step]
+        check(lambda x, w: x.mT @ w, x, random(k, n))
+
+
 @pytest.mark.parametrize("rows", [1, 4, 8, 16, 50, 200])
 @pytest.mark.parametrize("weights", ["int4", "uint4", "int8", "dense"])
 @pytest.mark.quick(where=lambda weights, rows: rows in (1, 16, 200) and weights in ("int4", "dense"))
