@@ -187,9 +187,7 @@ class Claims:
             if id(node) in memo:
                 continue
             children = [memo[id(child)] for child in node.inputs]
-            rebuilt = node
-            if any(a is not b for a, b in zip(children, node.inputs, strict=True)):
-                rebuilt = builder.like(node, children)
+            rebuilt = builder.rebuilt(node, children)
             if self._needs_copy(node, rebuilt):
                 rebuilt = builder.like(node, [self.materialize(children[0])])
             memo[id(node)] = rebuilt

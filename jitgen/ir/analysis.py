@@ -54,9 +54,7 @@ def rewritten(
     for node in topological([root], known=memo):
         if id(node) in memo:
             continue
-        children = [memo[id(child)] for child in node.inputs]
-        same = all(a is b for a, b in zip(children, node.inputs, strict=True))
-        memo[id(node)] = change(node, node if same else mover.builder.like(node, children))
+        memo[id(node)] = change(node, mover.builder.rebuilt(node, [memo[id(child)] for child in node.inputs]))
     return memo[id(root)]
 
 

@@ -16,6 +16,7 @@ Neighbours: ``trace/`` builds graphs, ``families/partition.py`` divides them int
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -216,6 +217,10 @@ class Builder:
         """Rebuilds ``node`` over other ``inputs``, with its own shape and attributes unless there are others."""
         shape, attrs = node.shape if shape is None else shape, node.attrs if attrs is None else attrs
         return self.make(node.op, inputs, node.dtype, shape, attrs, node.location)
+
+    def rebuilt(self, node: Node, inputs: Sequence[Node]) -> Node:
+        """Rebuilds ``node`` over ``inputs``; returns itself where these are its own."""
+        return node if all(map(operator.is_, inputs, node.inputs)) else self.like(node, inputs)
 
 
 def _typed(value: Any) -> Any:

@@ -226,14 +226,14 @@ class Mover:
         for node in topological([root], known=memo):
             if id(node) in memo:
                 continue
-            children = [memo[id(child)] for child in node.inputs]
-            if all(a is b for a, b in zip(children, node.inputs, strict=True)):
-                memo[id(node)] = node
-            elif node.kind is VIEW:
-                memo[id(node)] = self.move(children[0], node.attrs, node.shape)
-            else:
-                memo[id(node)] = self.builder.like(node, children)
+            memo[id(node)] = self.rebuilt(node, [memo[id(child)] for child in node.inputs])
         return memo[id(root)]
+
+    def rebuilt(self, node: Node, inputs: Sequence[Node]) -> Node:
+        """Rebuilds ``node`` over ``inputs``; a view of another node is pushed on toward the inputs of that."""
+        if node.kind is VIEW and inputs[0] is not node.inputs[0]:
+            return self.move(inputs[0], node.attrs, node.shape)
+        return self.builder.rebuilt(node, inputs)
 
     def permute(self, node: Node, order: tuple[int, ...]) -> Node:
         """Puts the dimensions of ``node`` into ``order``; a number is the same for every order."""

@@ -207,9 +207,7 @@ def _with_operands_in_memory(
         elif node.kind.reads_others and node.kind is not BLOCKED:
             memo[id(node)] = materialize(node)
         else:
-            children = [memo[id(child)] for child in node.inputs]
-            same = all(a is b for a, b in zip(children, node.inputs, strict=True))
-            memo[id(node)] = node if same else mover.builder.like(node, children)
+            memo[id(node)] = mover.builder.rebuilt(node, [memo[id(child)] for child in node.inputs])
     stores = tuple(replace(store, value=memo[id(store.value)]) for store in region.stores)
     return replace(region, stores=stores)
 

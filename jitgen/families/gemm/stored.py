@@ -36,7 +36,7 @@ from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONTRACT, DEQUANTIZE, LARGEST, PRODUCTS, REDUCE, VIEW
 from jitgen.ir.ops import OPS
 from jitgen.ir.regions import Store
-from jitgen.ir.views import Mover, inverse
+from jitgen.ir.views import inverse
 from jitgen.kernel.operands import item_size
 from jitgen.schedule.cost import Effort
 
@@ -83,10 +83,10 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
         own = [
             (inside if child in owners and owners[child] is owners.get(node) else read)[child] for child in node.inputs
         ]
-        inside[node] = _rebuilt(node, own, partition.mover)
+        inside[node] = partition.mover.rebuilt(node, own)
         others = [read[child] for child in node.inputs]
         if node not in kept:
-            read[node] = _rebuilt(node, others, partition.mover)
+            read[node] = partition.mover.rebuilt(node, others)
         elif node in temporaries:
             read[node] = written[node] = partition.materialize(node)
         else:
@@ -95,15 +95,6 @@ def with_stored_values(values: Sequence[Node], partition: Partition) -> Sequence
         if len(group) > 1:
             partition.temporaries.compute_together([written[node] for node in group])
     return [(inside if value in temporaries else read)[value] for value in values]
-
-
-def _rebuilt(node: Node, children: Sequence[Node], mover: Mover) -> Node:
-    """Rebuilds ``node`` over ``children``."""
-    if all(a is b for a, b in zip(children, node.inputs, strict=True)):
-        return node
-    if node.kind is VIEW:
-        return mover.move(children[0], node.attrs, node.shape)
-    return mover.builder.like(node, children)
 
 
 def _is_activation(node: Node, index: Index, owners: Mapping[Node, Owner]) -> bool:

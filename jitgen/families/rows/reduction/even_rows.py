@@ -114,8 +114,7 @@ def _with_copies(store: Store, uneven: Collection[int], order: Order, partition:
             memo[id(node)], copied[id(node)] = node, True if True in known else None
         else:
             children = [_copy(c, order, partition) if copied[id(c)] else memo[id(c)] for c in node.inputs]
-            same = all(a is b for a, b in zip(children, node.inputs, strict=True))
-            memo[id(node)], copied[id(node)] = node if same else builder.like(node, children), False
+            memo[id(node)], copied[id(node)] = builder.rebuilt(node, children), False
     value = memo[id(store.value)]
     return replace(store, value=_copy(value, order, partition) if copied[id(store.value)] else value)
 
