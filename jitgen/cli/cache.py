@@ -18,7 +18,7 @@ import click
 
 from jitgen import settings
 from jitgen.cli.group import SuggestingGroup
-from jitgen.cli.show import age, in_units, json_option, print_json, print_table, say
+from jitgen.cli.show import age, answer, in_units, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from jitgen.store import Entry, Store
@@ -99,16 +99,15 @@ def verify(repair: bool, as_json: bool) -> None:
         for finding in result.damaged:
             store.remove(finding.kind, finding.key)
         store.empty_quarantine()
-    if as_json:
-        print_json(asdict(result) | {"clean": result.clean, "repaired": repair})
-    else:
-        for finding in (*result.damaged, *result.incomplete):
-            say(f"{finding.state}: {finding.kind} {finding.key}: {finding.detail}")
-        say(
-            f"{result.checked} entries read, {len(result.damaged)} damaged{' and removed' if repair else ''}, "
-            f"{len(result.incomplete)} incomplete, {len(result.leftovers)} leftovers to sweep, "
-            f"{len(result.quarantined)} in quarantine"
-        )
+    findings = (*result.damaged, *result.incomplete)
+    answer(
+        as_json,
+        asdict(result) | {"clean": result.clean, "repaired": repair},
+        *(f"{finding.state}: {finding.kind} {finding.key}: {finding.detail}" for finding in findings),
+        f"{result.checked} entries read, {len(result.damaged)} damaged{' and removed' if repair else ''}, "
+        f"{len(result.incomplete)} incomplete, {len(result.leftovers)} leftovers to sweep, "
+        f"{len(result.quarantined)} in quarantine",
+    )
     sys.exit(0 if result.clean or repair else 1)
 
 
@@ -126,12 +125,9 @@ def _size(context: click.Context, parameter: click.Parameter, text: str | None) 
 def prune(limit: int | None, as_json: bool) -> None:
     """Remove the least recently used entries until the store fits the limit, and sweep leftovers."""
     result = _open().prune(limit)
-    if as_json:
-        print_json(asdict(result))
-    else:
-        sizes = f"{in_units(result.size_before)} before, {in_units(result.size_after)} now"
-        spared = f", {result.spared} in use or protected" if result.spared else ""
-        say(f"{len(result.removed)} entries removed{spared}; {sizes}")
+    sizes = f"{in_units(result.size_before)} before, {in_units(result.size_after)} now"
+    spared = f", {result.spared} in use or protected" if result.spared else ""
+    answer(as_json, asdict(result), f"{len(result.removed)} entries removed{spared}; {sizes}")
 
 
 @cache.command("export")
@@ -149,10 +145,8 @@ def export_entries(path: Path, keys: tuple[str, ...], sign: str | None, as_json:
     store = _open()
     signer = signing.signer(sign) if sign else None
     written = store.export(path, [_find(store, key).key for key in keys] if keys else None, signer)
-    if as_json:
-        print_json([asdict(entry) for entry in written])
-    else:
-        say(f"{len(written)} entries, {in_units(path.stat().st_size)} in {path}")
+    text = f"{len(written)} entries, {in_units(path.stat().st_size)} in {path}"
+    answer(as_json, [asdict(entry) for entry in written], text)
 
 
 @cache.command("import")
@@ -169,12 +163,12 @@ def import_entries(path: Path, protect: str | None, as_json: bool) -> None:
     result = store.import_(path)
     if protect:
         store.protect(protect, [entry.key for entry in (*result.added, *result.present)])
-    if as_json:
-        print_json(asdict(result))
-    else:
-        for finding in result.damaged:
-            say(f"damaged: {finding.kind} {finding.key}: {finding.detail}")
-        say(f"{len(result.added)} added, {len(result.present)} here already, {len(result.damaged)} damaged")
+    answer(
+        as_json,
+        asdict(result),
+        *(f"damaged: {finding.kind} {finding.key}: {finding.detail}" for finding in result.damaged),
+        f"{len(result.added)} added, {len(result.present)} here already, {len(result.damaged)} damaged",
+    )
     sys.exit(1 if result.damaged else 0)
 
 
@@ -184,10 +178,8 @@ def import_entries(path: Path, protect: str | None, as_json: bool) -> None:
 def unprotect(name: str, as_json: bool) -> None:
     """Let prune remove again what `import --protect NAME` protected. Exits 1 if nothing has that name."""
     known = _open().unprotect(name)
-    if as_json:
-        print_json({"unprotected": known})
-    else:
-        say(f"{name} is no longer protected" if known else f"nothing is protected as {name}")
+    text = f"{name} is no longer protected" if known else f"nothing is protected as {name}"
+    answer(as_json, {"unprotected": known}, text)
     sys.exit(0 if known else 1)
 
 
@@ -203,10 +195,7 @@ def keygen(path: Path, as_json: bool) -> None:
     from jitgen.store import signing
 
     public = signing.make_key(path)
-    if as_json:
-        print_json({"private": path, "public": public})
-    else:
-        say(public)
+    answer(as_json, {"private": path, "public": public}, public)
 
 
 @cache.command()
@@ -218,10 +207,7 @@ def clear(yes: bool, as_json: bool) -> None:
     if not yes:
         click.confirm(f"Remove every entry of {store.root}?", abort=True, err=True)
     removed = store.clear()
-    if as_json:
-        print_json({"removed": removed})
-    else:
-        say(f"{removed} entries removed from {store.root}")
+    answer(as_json, {"removed": removed}, f"{removed} entries removed from {store.root}")
 
 
 @cache.command("path")
@@ -229,10 +215,7 @@ def clear(yes: bool, as_json: bool) -> None:
 def show_path(as_json: bool) -> None:
     """Print where the store is."""
     store = _open()
-    if as_json:
-        print_json({"root": store.root, "layers": store.layers, "writable": store.writable})
-    else:
-        say(store.root)
+    answer(as_json, {"root": store.root, "layers": store.layers, "writable": store.writable}, store.root)
 
 
 @cache.command()

@@ -19,6 +19,14 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=str))
 
 
+def answer(as_json: bool, facts: Any, *lines: object) -> None:
+    """Prints ``facts`` as JSON where that is asked for, else ``lines``."""
+    if as_json:
+        print_json(facts)
+    for line in () if as_json else lines:
+        say(line)
+
+
 def say(text: object, *, err: bool = False) -> None:
     """Prints a line, or lines, in which a store, a manifest or an archive may be quoted."""
     click.echo(printable(str(text)), err=err)
