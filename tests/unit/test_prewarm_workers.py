@@ -226,11 +226,11 @@ def test_lines_where_there_is_no_terminal(recorded: Path) -> None:
 
 
 def test_a_bar_on_a_terminal(recorded: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> None:
-    from jitgen.cli import progress
+    from jitgen.cli import prewarm as command
 
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(command.sys.stderr, "isatty", lambda: True, raising=False)
     entry = prewarm.Prewarmed("f", "cpu", "", "failed", "no such luck\nand more", "f(float32[3])", 0.1)
-    with progress.progress() as tell:
+    with command.progress() as tell:
         tell(entry, 1, 2)
         time.sleep(0.2)
     shown = capfd.readouterr().err
