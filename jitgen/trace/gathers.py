@@ -37,7 +37,7 @@ def gathered(trace: Trace, source: Node, indices: Sequence[Node], coordinates: S
         IndexError: a gathered dimension has no elements, and the result has.
     """
     for dim, coordinate in enumerate(coordinates):
-        if coordinate < 0 and not trace.guards.decide(symbols.compare("ge", source.shape[dim], 1)):
+        if coordinate < 0 and not trace.guards.at_least(source.shape[dim], 1):
             if trace.guards.equal(symbols.product(shape), 0):
                 return filled(trace, operand(trace, 0, source.dtype), tuple(shape))
             raise IndexError(f"dimension {dim} has no elements to index")
@@ -130,7 +130,7 @@ def first_elements(trace: Trace, node: Node, shape: Shape, dim: int, what: str) 
     for other, (size, wanted) in enumerate(zip(node.shape, shape, strict=True)):
         if other == dim or trace.guards.equal(size, wanted):
             continue
-        if not trace.guards.decide(symbols.compare("ge", size, wanted)):
+        if not trace.guards.at_least(size, wanted):
             raise ValueError(f"the index has more elements than {what} along dimension {other}")
         node = narrowed(trace, node, other, 0, wanted)
     return node
@@ -177,7 +177,7 @@ def take_along_dim(trace: Trace, input: Node, indices: Node, dim: Any = None) ->
 def one_hot(trace: Trace, tensor: Node, num_classes: Any = -1) -> Node:
     require_index(tensor, "int64")
     count = unwrap(num_classes)
-    if not trace.guards.decide(symbols.compare("ge", count, 1)):
+    if not trace.guards.at_least(count, 1):
         raise UnsupportedError("one_hot without num_classes has a result whose size depends on data; give num_classes")
     classes = trace.make("iota", (), "int64", (count,), (0,))
     shape = (*tensor.shape, count)

@@ -56,6 +56,10 @@ class Guards:
         """Returns whether two sizes or numbers are equal in this call, and makes the answer a guard."""
         return self.decide(symbols.compare("eq", left, right))
 
+    def at_least(self, left: Any, right: Any) -> bool:
+        """Returns whether ``left`` is ``right`` or more in this call, and makes the answer a guard."""
+        return self.decide(symbols.compare("ge", left, right))
+
     def hint(self, expr: Any) -> Any:
         """Returns the value of ``expr`` in this call, without a guard."""
         return symbols.evaluate(expr, self.hints)

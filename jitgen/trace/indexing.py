@@ -34,9 +34,9 @@ def _bound(trace: Trace, value: Any, size: Any, default: Any) -> Any:
     if value is None:
         return default
     bound = _index(value)
-    if not trace.guards.decide(symbols.compare("ge", bound, 0)):
+    if not trace.guards.at_least(bound, 0):
         bound = symbols.add(size, bound)
-        return bound if trace.guards.decide(symbols.compare("ge", bound, 0)) else 0
+        return bound if trace.guards.at_least(bound, 0) else 0
     return bound if trace.guards.decide(symbols.compare("le", bound, size)) else size
 
 
@@ -53,7 +53,7 @@ def _index(value: Any) -> Any:
 def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int = 1) -> Node:
     """Slices elements [start, stop) along ``dim``; both bounds are within [0, size]."""
     length = symbols.sub(stop, start)
-    if not trace.guards.decide(symbols.compare("ge", length, 0)):
+    if not trace.guards.at_least(length, 0):
         length = 0
     if step != 1:
         length = symbols.floordiv(symbols.add(length, step - 1), step)
@@ -65,9 +65,9 @@ def sliced(trace: Trace, input: Node, dim: int, start: Any, stop: Any, step: int
 def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
     """Selects the element ``index`` along ``dim``, without that dimension; a negative index counts from the end."""
     size, start = input.shape[dim], _index(index)
-    if not trace.guards.decide(symbols.compare("ge", start, 0)):
+    if not trace.guards.at_least(start, 0):
         start = symbols.add(size, start)
-    inside = trace.guards.decide(symbols.compare("ge", start, 0))
+    inside = trace.guards.at_least(start, 0)
     if not (inside and trace.guards.decide(symbols.compare("lt", start, size))):
         raise IndexError(f"index {index} is out of range for dimension {dim} of size {trace.guards.hint(size)}")
     return squeezed(trace, narrowed(trace, input, dim, start, 1), dim)
@@ -254,11 +254,11 @@ def narrow(trace: Trace, input: Node, dim: int, start: Any, length: Any) -> Node
     size, first = input.shape[dim], unwrap(start)
     if isinstance(first, Node):
         raise UnsupportedError("narrow by a tensor is not supported; a start that is a number is")
-    if not trace.guards.decide(symbols.compare("ge", first, 0)):
+    if not trace.guards.at_least(first, 0):
         first = symbols.add(size, first)
-        if not trace.guards.decide(symbols.compare("ge", first, 0)):
+        if not trace.guards.at_least(first, 0):
             raise IndexError("narrow starts before the first element")
-    if not trace.guards.decide(symbols.compare("ge", unwrap(length), 0)):
+    if not trace.guards.at_least(unwrap(length), 0):
         raise ValueError("narrow to a negative length")
     stop = symbols.add(first, unwrap(length))
     if not trace.guards.decide(symbols.compare("le", stop, size)):
@@ -431,7 +431,7 @@ def _cut(trace: Trace, input: Node, pad: Any) -> tuple[Node, list[int]]:
         if min(before, after) < 0:
             dim = len(input.shape) - 1 - number
             stop = symbols.sub(input.shape[dim], max(0, -after))
-            if not trace.guards.decide(symbols.compare("ge", stop, max(0, -before))):
+            if not trace.guards.at_least(stop, max(0, -before)):
                 raise ValueError(f"padding by ({before}, {after}) cuts off more elements than there are")
             input = sliced(trace, input, dim, max(0, -before), stop)
     return input, [max(0, amount) for amount in amounts]

@@ -47,7 +47,7 @@ def new_shape(trace: Trace, sizes: Any) -> tuple[Any, ...]:
     """Returns sizes for a new tensor, none of which is negative."""
     shape = sizes_of(trace, sizes)
     for size in shape:
-        if not trace.guards.decide(symbols.compare("ge", size, 0)):
+        if not trace.guards.at_least(size, 0):
             raise ValueError(f"a size must not be negative, but is {trace.guards.hint(size)}")
     return shape
 
@@ -60,7 +60,7 @@ def sizes_of(trace: Trace, sizes: Any) -> tuple[Any, ...]:
 def _size(trace: Trace, size: Any) -> Any:
     if not isinstance(size, symbols.Expr):
         return int(size)
-    return size if trace.guards.decide(symbols.compare("ge", size, 0)) else trace.guards.value(size)
+    return size if trace.guards.at_least(size, 0) else trace.guards.value(size)
 
 
 def listed(sizes: tuple[Any, ...]) -> Any:

@@ -32,9 +32,9 @@ def padded(trace: Trace, input: Node, pad: Sequence[Any], mode: str) -> Node:
         dim, before, after = rank - 1 - number, amounts[2 * number], amounts[2 * number + 1]
         size = input.shape[dim]
         most: Any = {"reflect": symbols.sub(size, 1), "circular": size}.get(mode)
-        fits = most is None or trace.guards.decide(symbols.compare("ge", most, max(before, after)))
+        fits = most is None or trace.guards.at_least(most, max(before, after))
         kept = symbols.compare("ge", symbols.add(size, before + after), 0 if mode == "circular" else 1)
-        if not (fits and trace.guards.decide(symbols.compare("ge", size, 1)) and trace.guards.decide(kept)):
+        if not (fits and trace.guards.at_least(size, 1) and trace.guards.decide(kept)):
             raise ValueError(f"{mode} padding by ({before}, {after}) of {trace.guards.hint(size)} elements")
         shape[dim] = symbols.add(size, before + after)  # type: ignore[assignment]
         index = _index(trace, shape[dim], before, size, mode)
