@@ -8,7 +8,7 @@ negative tail.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
@@ -19,6 +19,7 @@ from jitgen.trace.pointwise import div
 from jitgen.trace.selection import clamped, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
+    compare,
     float_dtype,
     floats_only,
     is_float,
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-
-
-def _compare(trace: Trace, op: str, input: Node, other: Any) -> Node:
-    return pointwise(trace, op, input, other, result="bool")
 
 
 @row("relu")
@@ -68,7 +65,7 @@ def hardtanh(trace: Trace, input: Node, min_val: float = -1.0, max_val: float = 
 @floats_only
 def leaky_relu(trace: Trace, input: Node, negative_slope: float = 0.01, inplace: bool = False) -> Node:
     require_computable(trace, negative_slope, input.dtype)
-    return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, negative_slope))
+    return where(trace, compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, negative_slope))
 
 
 @row("elu")
@@ -81,11 +78,11 @@ def elu(
     scaled = input if input_scale == 1.0 else pointwise(trace, "mul", input, input_scale)
     negative = pointwise(trace, "mul", pointwise(trace, "expm1", scaled), alpha * scale)
     positive = input if scale == 1.0 else pointwise(trace, "mul", input, scale)
-    is_positive = _compare(trace, "gt", input, 0)
+    is_positive = compare(trace, "gt", input, 0)
     value = where(trace, is_positive, positive, negative)
 
     def slopes(value: Node) -> list[Node]:
-        power = pointwise(trace, "exp", where(trace, _compare(trace, "ge", input, 0), 0, scaled))
+        power = pointwise(trace, "exp", where(trace, compare(trace, "ge", input, 0), 0, scaled))
         return [where(trace, is_positive, scale, pointwise(trace, "mul", power, alpha * scale * input_scale))]
 
     return derived(trace, value, [input], slopes)
@@ -112,7 +109,7 @@ def softplus(trace: Trace, input: Node, beta: float = 1.0, threshold: float = 20
         require_computable(trace, number, input.dtype)
     scaled = pointwise(trace, "mul", input, beta)
     smooth = pointwise(trace, "div", pointwise(trace, "log1p", pointwise(trace, "exp", scaled)), beta)
-    is_linear = _compare(trace, "gt", scaled, threshold)
+    is_linear = compare(trace, "gt", scaled, threshold)
     value = where(trace, is_linear, input, smooth)
     return derived(trace, value, [input], lambda _: [where(trace, is_linear, 1.0, pointwise(trace, "sigmoid", scaled))])
 
@@ -192,7 +189,7 @@ def tanhshrink(trace: Trace, input: Node) -> Node:
 @floats_only
 def hardshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
     require_range(trace, lambd, input.dtype)
-    small = _compare(trace, "le", pointwise(trace, "abs", input), lambd)
+    small = compare(trace, "le", pointwise(trace, "abs", input), lambd)
     return where(trace, small, 0, input)
 
 
@@ -202,8 +199,8 @@ def softshrink(trace: Trace, input: Node, lambd: float = 0.5) -> Node:
     require_range(trace, lambd, input.dtype)
     if lambd < 0:
         raise ValueError(f"lambda must not be negative, but is {lambd}")
-    above = where(trace, _compare(trace, "gt", input, lambd), pointwise(trace, "sub", input, lambd), 0)
-    below = where(trace, _compare(trace, "lt", input, -lambd), pointwise(trace, "add", input, lambd), above)
+    above = where(trace, compare(trace, "gt", input, lambd), pointwise(trace, "sub", input, lambd), 0)
+    below = where(trace, compare(trace, "lt", input, -lambd), pointwise(trace, "add", input, lambd), above)
     return where(trace, pointwise(trace, "isnan", input, result="bool"), input, below)
 
 
@@ -214,7 +211,7 @@ def threshold(trace: Trace, input: Node, threshold: float, value: float, inplace
     if not is_float(input):
         not_bool(input)
         threshold, value = int(threshold), int(value)
-    return where(trace, _compare(trace, "le", input, threshold), value, input)
+    return where(trace, compare(trace, "le", input, threshold), value, input)
 
 
 @row("glu")
@@ -236,4 +233,4 @@ def prelu(trace: Trace, input: Node, weight: Node) -> Node:
         channels = trace.make("view", (weight,), weight.dtype, shape, ("reshape",))
     else:
         channels = weight if not weight.shape else trace.make("view", (weight,), weight.dtype, (), ("squeeze", 0))
-    return where(trace, _compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, channels))
+    return where(trace, compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, channels))

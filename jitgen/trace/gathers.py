@@ -17,7 +17,7 @@ from jitgen.trace.movement import dimension, flatten, narrowed, squeezed, unsque
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, expand, filled, operand, pointwise
+from jitgen.trace.typing import broadcast_shapes, compare, expand, filled, operand, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -49,7 +49,7 @@ def from_end(trace: Trace, index: Node, size: Any) -> Node:
     """Converts ``index`` to int64, and adds ``size`` where it is negative."""
     number = trace.cast(index, "int64")
     wrapped = pointwise(trace, "add", number, trace.builder.scalar(size, "int64"))
-    negative = pointwise(trace, "lt", number, 0, result="bool")
+    negative = compare(trace, "lt", number, 0)
     return trace.make("where", (negative, wrapped, number), "int64", number.shape)
 
 
@@ -100,7 +100,7 @@ def embedding(
         raise UnsupportedError("gradients are dense and not scaled; leave out scale_grad_by_freq and sparse")
     if int(padding_idx) < 0:
         return result
-    is_padding = pointwise(trace, "eq", unsqueeze(trace, indices, rank), int(padding_idx), result="bool")
+    is_padding = compare(trace, "eq", unsqueeze(trace, indices, rank), int(padding_idx))
     return where(trace, is_padding, trace.detached(result), result)
 
 
@@ -183,9 +183,7 @@ def one_hot(trace: Trace, tensor: Node, num_classes: Any = -1) -> Node:
     shape = (*tensor.shape, count)
     # The class itself, read from the table of classes, so that one out of range is reported as any index is.
     chosen = gathered(trace, classes, [tensor], (-1,), tensor.shape)
-    equal = pointwise(
-        trace, "eq", expand(trace, classes, shape), unsqueeze(trace, chosen, len(tensor.shape)), result="bool"
-    )
+    equal = compare(trace, "eq", expand(trace, classes, shape), unsqueeze(trace, chosen, len(tensor.shape)))
     return trace.cast(equal, "int64")
 
 

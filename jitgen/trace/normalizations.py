@@ -23,6 +23,7 @@ from jitgen.trace.selection import where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
     broadcast_shapes,
+    compare,
     filled,
     float_dtype,
     floats_only,
@@ -80,7 +81,7 @@ def logsumexp(trace: Trace, input: Node, dim: Dims, keepdim: bool = False) -> No
     input = trace.cast(input, float_dtype(input.dtype))
     dims = dims_of(input, dim)
     top = trace.detached(reduce(trace, "max", input, dims))
-    finite = pointwise(trace, "lt", pointwise(trace, "abs", top), math.inf, result="bool")
+    finite = compare(trace, "lt", pointwise(trace, "abs", top), math.inf)
     base = where(trace, finite, top, 0.0)
     powers = pointwise(trace, "exp", pointwise(trace, "sub", input, broadcast_like(trace, base, input)))
     total = pointwise(trace, "log", reduce(trace, "sum", powers, dims))

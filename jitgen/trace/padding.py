@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node
 from jitgen.trace.gathers import along, gathered
-from jitgen.trace.typing import pointwise
+from jitgen.trace.typing import compare, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -55,9 +55,9 @@ def _index(trace: Trace, length: Any, before: int, size: Any, mode: str) -> Node
     whole = trace.builder.scalar(size, "int64")
     number = trace.make(
         "where",
-        (pointwise(trace, "lt", at, 0, result="bool"), pointwise(trace, "add", at, whole), at),
+        (compare(trace, "lt", at, 0), pointwise(trace, "add", at, whole), at),
         "int64",
         at.shape,
     )
-    beyond = pointwise(trace, "ge", number, whole, result="bool")
+    beyond = compare(trace, "ge", number, whole)
     return trace.make("where", (beyond, pointwise(trace, "sub", number, whole), number), "int64", at.shape)

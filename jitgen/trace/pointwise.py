@@ -31,6 +31,7 @@ from jitgen.trace.typing import (
     as_node,
     as_stored,
     broadcast_shapes,
+    compare,
     element,
     filled,
     float_dtype,
@@ -175,7 +176,7 @@ def divisor_of(trace: Trace, dtype: str, divisor: Value) -> Value:
     if trace.device.type != "cpu" or divisor.kind is CONST:
         return divisor
     # The index is 0, or 1 of an element that is 0, which is out of range of a table of one element, itself 0.
-    is_zero = trace.cast(pointwise(trace, "eq", divisor, 0, result="bool"), "int64")
+    is_zero = trace.cast(compare(trace, "eq", divisor, 0), "int64")
     table = trace.make("iota", (), dtype, (1,), (0,))
     line = f"{user_location() or ''}{DIVISION}"
     zero = trace.builder.make("gather", (table, is_zero), dtype, is_zero.shape, (-1,), line)
@@ -382,7 +383,7 @@ def lerp(trace: Trace, input: Node, end: Node, weight: Value) -> Node:
     low = pointwise(trace, "add", input, pointwise(trace, "mul", weight, span))
     rest = 1.0 - weight if is_number(weight) else pointwise(trace, "sub", 1.0, weight)
     high = pointwise(trace, "sub", end, pointwise(trace, "mul", span, rest))
-    near = pointwise(trace, "lt", pointwise(trace, "abs", as_node(trace, weight)), 0.5, result="bool")
+    near = compare(trace, "lt", pointwise(trace, "abs", as_node(trace, weight)), 0.5)
     return derived(trace, where(trace, near, low, high), [input, end, weight], lambda value: [rest, weight, span])
 
 
@@ -417,7 +418,7 @@ def hypot(trace: Trace, input: Node, other: Node) -> Node:
     large, small = pointwise(trace, "maximum", first, second), pointwise(trace, "minimum", first, second)
     ratio = pointwise(trace, "div", small, large)
     root = pointwise(trace, "sqrt", pointwise(trace, "add", 1.0, pointwise(trace, "mul", ratio, ratio)))
-    plain = pointwise(trace, "eq", large, 0.0, result="bool")
+    plain = compare(trace, "eq", large, 0.0)
     infinite = pointwise(trace, "bitwise_or", *(isinf(trace, operand) for operand in (first, second)))
     value = where(trace, plain, large, pointwise(trace, "mul", large, root))
     value = where(trace, infinite, math.inf, value)
@@ -435,7 +436,7 @@ def logaddexp(trace: Trace, input: Node, other: Node) -> Node:
     large = pointwise(trace, "maximum", input, other)
     gap = pointwise(trace, "neg", pointwise(trace, "abs", pointwise(trace, "sub", input, other)))
     total = pointwise(trace, "add", large, pointwise(trace, "log1p", pointwise(trace, "exp", gap)))
-    equal = pointwise(trace, "eq", input, other, result="bool")
+    equal = compare(trace, "eq", input, other)
     infinite = pointwise(trace, "bitwise_and", equal, isinf(trace, as_node(trace, input)))
     return where(trace, infinite, large, total)
 
@@ -444,12 +445,12 @@ def logaddexp(trace: Trace, input: Node, other: Node) -> Node:
 def xlogy(trace: Trace, input: Value, other: Value) -> Node:
     dtype = float_dtype(result_dtype(input, other))
     product = pointwise(trace, "mul", input, pointwise(trace, "log", as_node(trace, other), dtype=dtype), dtype=dtype)
-    zero = pointwise(trace, "eq", input, 0, result="bool")
+    zero = compare(trace, "eq", input, 0)
     nan = isnan(trace, as_node(trace, other))
     value = where(trace, nan, math.nan, where(trace, zero, 0.0, product))
 
     def slopes(value: Node) -> list[Node]:
-        below = pointwise(trace, "le", as_node(trace, other), 0, result="bool")
+        below = compare(trace, "le", as_node(trace, other), 0)
         logarithm = pointwise(trace, "log", as_node(trace, other), dtype=dtype)
         of_input = where(trace, pointwise(trace, "bitwise_and", zero, below), 0.0, logarithm)
         return [of_input, pointwise(trace, "div", input, other, dtype=dtype)]

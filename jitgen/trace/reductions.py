@@ -26,7 +26,7 @@ from jitgen.trace.numbers import unwrap
 from jitgen.trace.pointwise import power
 from jitgen.trace.selection import truth, where
 from jitgen.trace.table import row
-from jitgen.trace.typing import as_node, expand, operand, pointwise, require_float
+from jitgen.trace.typing import as_node, compare, expand, operand, pointwise, require_float
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -284,7 +284,7 @@ def _root(trace: Trace, total: Node) -> Node:
     """Computes the square root of a sum of squares. Where that is 0 its gradient is 0, as that of eager torch's norm
     and std."""
     if trace.differentiable:
-        total = where(trace, pointwise(trace, "eq", total, 0, result="bool"), trace.detached(total), total)
+        total = where(trace, compare(trace, "eq", total, 0), trace.detached(total), total)
     return pointwise(trace, "sqrt", total)
 
 
@@ -319,13 +319,13 @@ def _norm_slope(trace: Trace, input: Node, norm: Node, p: float) -> Node:
 
     Below p = 1 it is 0 where x is 0, too, as eager torch has it.
     """
-    is_zero = pointwise(trace, "eq", input, 0, result="bool")
+    is_zero = compare(trace, "eq", input, 0)
     size = where(trace, is_zero, 1.0, pointwise(trace, "abs", input))
     if p < 2:
         scaled = pointwise(trace, "mul", pointwise(trace, "sign", input), power(trace, size, p - 1))
     else:
         scaled = pointwise(trace, "mul", input, power(trace, size, p - 2))
-    without = pointwise(trace, "eq", norm, 0, result="bool")
+    without = compare(trace, "eq", norm, 0)
     factor = where(trace, without, 0.0, power(trace, where(trace, without, 1.0, norm), 1 - p))
     return pointwise(trace, "mul", scaled, broadcast_like(trace, factor, input))
 

@@ -20,7 +20,7 @@ from jitgen.trace.numbers import unwrap
 from jitgen.trace.reductions import broadcast_like, reduce
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, one_dtype, pointwise, require_float
+from jitgen.trace.typing import broadcast_shapes, compare, one_dtype, pointwise, require_float
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -66,7 +66,7 @@ def scaled_dot_product_attention(
         scores = _masked(trace, scores, mask, query.dtype)
     if is_causal:
         rows, keys = scores.shape[-2:]
-        future = pointwise(trace, "gt", _indices(trace, keys, 0), _indices(trace, rows, 1), result="bool")
+        future = compare(trace, "gt", _indices(trace, keys, 0), _indices(trace, rows, 1))
         scores = where(trace, future, -math.inf, scores)
     weights = _safe_softmax(trace, scores)
     result = matmul(trace, trace.cast(weights, query.dtype), value)
@@ -125,12 +125,12 @@ def _safe_softmax(trace: Trace, scores: Node) -> Node:
     """Computes softmax over the last dimension; zeros where every score of a row is -inf."""
     dims = (len(scores.shape) - 1,)
     top = reduce(trace, "max", scores, dims)
-    hidden = pointwise(trace, "eq", top, -math.inf, result="bool")
+    hidden = compare(trace, "eq", top, -math.inf)
     base = where(trace, hidden, 0.0, top)
     powers = pointwise(trace, "exp", pointwise(trace, "sub", scores, broadcast_like(trace, base, scores)))
     total = reduce(trace, "sum", powers, dims)
     if trace.differentiable:  # the reciprocal of 0 would have gradients that are NaN
-        empty = pointwise(trace, "eq", total, 0, result="bool")
+        empty = compare(trace, "eq", total, 0)
         share = pointwise(trace, "reciprocal", where(trace, empty, 1.0, total))
     else:
         share = where(trace, hidden, 0.0, pointwise(trace, "reciprocal", total))

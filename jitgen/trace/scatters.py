@@ -27,6 +27,7 @@ from jitgen.trace.selection import expand_constant, where
 from jitgen.trace.table import row
 from jitgen.trace.typing import (
     broadcast_shapes,
+    compare,
     element,
     expand,
     filled,
@@ -316,7 +317,7 @@ def _masked(trace: Trace, input: Node, key: tuple[Any, ...], mask: Node, value: 
             "assignment through a mask takes as many rows of the value as the mask has true elements, which depends on "
             "data; assign a number, or use torch.where with a value of the tensor's shape"
         )
-    chosen = pointwise(trace, "ne", mask, 0, result="bool") if mask.dtype == "uint8" else mask
+    chosen = compare(trace, "ne", mask, 0) if mask.dtype == "uint8" else mask
     for _ in range(rest):
         chosen = unsqueeze(trace, chosen, len(chosen.shape))
     new = pointwise(trace, "add", input, value) if kind == "sum" else value

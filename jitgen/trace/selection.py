@@ -22,6 +22,7 @@ from jitgen.trace.typing import (
     as_node,
     as_stored,
     broadcast_shapes,
+    compare,
     element,
     expand,
     filled,
@@ -58,11 +59,11 @@ def isinf(trace: Trace, input: Node) -> Node:
 def isfinite(trace: Trace, input: Node) -> Node:
     if not is_float(input):
         return expand_constant(trace, True, "bool", input)
-    return pointwise(trace, "lt", pointwise(trace, "abs", input), math.inf, result="bool")
+    return compare(trace, "lt", pointwise(trace, "abs", input), math.inf)
 
 
 def _is_infinite(trace: Trace, input: Node, *, infinity: float) -> Node:
-    return pointwise(trace, "eq", input, infinity, result="bool") if is_float(input) else isinf(trace, input)
+    return compare(trace, "eq", input, infinity) if is_float(input) else isinf(trace, input)
 
 
 isposinf, isneginf = partial(_is_infinite, infinity=math.inf), partial(_is_infinite, infinity=-math.inf)
@@ -73,7 +74,7 @@ row("isneginf")(isneginf)
 @row("signbit")
 def signbit(trace: Trace, input: Node) -> Node:
     if not is_float(input):
-        return pointwise(trace, "lt", input, 0, result="bool")
+        return compare(trace, "lt", input, 0)
     return pointwise(trace, "signbit", input, result="bool")
 
 
@@ -110,7 +111,7 @@ def expand_constant(trace: Trace, value: Any, dtype: str, like: Node) -> Node:
 def truth(trace: Trace, value: Value) -> Node:
     """Computes ``value != 0`` as bool."""
     node = as_node(trace, value)
-    return node if node.dtype == "bool" else pointwise(trace, "ne", node, 0, result="bool")
+    return node if node.dtype == "bool" else compare(trace, "ne", node, 0)
 
 
 row("logical_not")(lambda trace, input: pointwise(trace, "bitwise_not", truth(trace, input)))
@@ -202,7 +203,7 @@ def clamped(trace: Trace, input: Node, min: Value, max: Value, flat_ends: bool =
     if trace.differentiable and any(isinstance(operand, Node) and is_float(operand) for operand in (input, min, max)):
         # A minimum or maximum would give half the gradient to an element that is equal to a bound.
         if isinstance(min, Node) and isinstance(max, Node) and is_float(min):  # of equal bounds, neither has a gradient
-            min = where(trace, pointwise(trace, "lt", min, max, result="bool"), min, trace.detached(min))
+            min = where(trace, compare(trace, "lt", min, max), min, trace.detached(min))
         for bound, beyond in ((min, "le" if flat_ends else "lt"), (max, "ge" if flat_ends else "gt")):
             if bound is not None:
                 chosen = pointwise(trace, beyond, value, bound, result="bool")
@@ -233,8 +234,8 @@ row("clamp_max")(lambda trace, input, max: clamped(trace, input, None, max))
 @row("heaviside")
 def heaviside(trace: Trace, input: Node, values: Node) -> Node:
     one_dtype(input, values)
-    positive = trace.cast(pointwise(trace, "gt", input, 0, result="bool"), input.dtype)
-    step = where(trace, pointwise(trace, "eq", input, 0, result="bool"), values, positive)
+    positive = trace.cast(compare(trace, "gt", input, 0), input.dtype)
+    step = where(trace, compare(trace, "eq", input, 0), values, positive)
     return where(trace, isnan(trace, input), 0.0, step) if is_float(input) else step
 
 

@@ -216,6 +216,11 @@ def pointwise(trace: Trace, op: str, *values: Any, dtype: str | None = None, res
     return trace.make(op, operands, result or dtype, shape)
 
 
+def compare(trace: Trace, op: str, left: Any, right: Any) -> Node:
+    """Compares broadcast operands by ``op``, in torch's promotion of their dtypes; a bool."""
+    return pointwise(trace, op, left, right, result="bool")
+
+
 def rounded(value: bool | int | float, dtype: str) -> bool | int | float:
     """Returns the number that a ``dtype`` element has after ``value`` is stored in it: rounded, or wrapped.
 
