@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
-from jitgen.trace.movement import dimension, flatten, narrowed, squeezed, unsqueeze, view
+from jitgen.trace.movement import dimension, flatten, narrowed, squeezed, unsqueeze
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
@@ -145,7 +145,7 @@ def index_select(trace: Trace, input: Node, dim: int, index: Node) -> Node:
     if not input.shape:
         if not trace.guards.equal(index.shape[0], 1):
             raise IndexError("the index of index_select of a 0-d tensor must have one element")
-        return view(trace, gathered(trace, unsqueeze(trace, input, 0), [index], (-1,), (1,)), ("squeeze", 0), ())
+        return squeezed(trace, gathered(trace, unsqueeze(trace, input, 0), [index], (-1,), (1,)), 0)
     rank = len(input.shape)
     shape = (*input.shape[:dim], index.shape[0], *input.shape[dim + 1 :])
     coordinates = [-1 if other == dim else other for other in range(rank)]
