@@ -149,11 +149,11 @@ def complementary(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weight
     which the best for each number of rows is the fastest."""
     left = {tiling: [math.log(time) for time in times(tiling, fewest, most, weights)] for tiling in tilings}
     least = [math.inf] * len(sampled_rows(fewest, most, SAMPLES))
-    found: list[WgmmaTiling] = []
-    while left and len(found) < COMPLEMENTARY:
-        found.append(min(left, key=lambda tiling: sum(map(min, left[tiling], least))))
-        least = list(map(min, left.pop(found[-1]), least))
-    return found
+    chosen: list[WgmmaTiling] = []
+    while left and len(chosen) < COMPLEMENTARY:
+        chosen.append(min(left, key=lambda tiling: sum(map(min, left[tiling], least))))
+        least = list(map(min, left.pop(chosen[-1]), least))
+    return chosen
 
 
 @functools.lru_cache(maxsize=4096)
