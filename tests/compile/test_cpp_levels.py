@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +59,22 @@ def test_kernels_compile(name: str, level: str) -> None:
     for invariant in (False, True):
         lowered = jitgen.jit(batch_invariant=invariant)(function).lower(*arguments, backend="cpp", target=level)
         lowered.compile()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
+@pytest.mark.parametrize(("dtype", "format"), [(torch.bfloat16, None), (torch.bfloat16, "int4"), (torch.int8, None)])
+def test_matrix_registers_are_all_that_is_asked_for(dtype: torch.dtype, format: str | None, tmp_path: Path) -> None:
+    """What runs where a processor has AMX_BF16 or AMX_INT8 has no dot product of AVX512_BF16 or AVX512_VNNI, which is
+    not asked for there."""
+    function = F.linear if dtype == torch.bfloat16 else torch._int_mm
+    weight = _weight(format) if dtype == torch.bfloat16 else TensorSpec((512, 256), dtype)
+    low = jitgen.jit(function).lower(TensorSpec((300, 512), dtype), weight, backend="cpp", target="x86-64-v4")
+    library = tmp_path / "kernel.so"
+    library.write_bytes(low.compile().asm["so"])
+    text = subprocess.run(["objdump", "-dC", library], capture_output=True, text=True, check=True).stdout
+    functions = text.split("\n\n")
+    assert any(re.search(r"tdp(bf16ps|b[su][su]d)", body) for body in functions)
+    for body in functions:
+        if re.search("vdpbf16ps|vpdpbusd", body):
+            assert "Matrices<" not in body.split("\n", 1)[0] and "tdp" not in body
