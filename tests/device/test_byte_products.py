@@ -295,7 +295,7 @@ def test_a_norm_and_swiglu_are_quantised_in_blocks(backend: str) -> None:
         return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
     gate, up, down = (weight.dequantize(torch.float64).T for weight in weights)
-    for rows in (1, 70, 900):
+    for rows in (1, 70, 900, 2500):
         x = torch.randn(rows, k, dtype=torch.bfloat16, device="cuda")
         compiled = jitgen.jit(block, backend=backend)
         assert len(compiled.lower(x, gain, *weights).kernels) == {"cuda": 3, "triton": 5}[backend]
@@ -308,8 +308,10 @@ def test_a_norm_and_swiglu_are_quantised_in_blocks(backend: str) -> None:
 
 @pytest.mark.parametrize("function", ["gelu", "biased", "layer norm"])
 def test_results_are_quantised_in_blocks(function: str) -> None:
-    """Rows of clusters, rows that begin anywhere, tiles in turn, tiles without a row for a warpgroup."""
-    for rows, k, n in ((1, 640, 384), (33, 8192, 1024), (150, 5120, 256), (700, 1024, 2176), (40, 16384, 256)):
+    """Rows of clusters, rows that begin anywhere, tiles in turn, tiles without a row for a warpgroup, several tiles of a
+    block."""
+    sizes = ((1, 640, 384), (33, 8192, 1024), (150, 5120, 256), (700, 1024, 2176), (40, 16384, 256), (1500, 256, 4224))
+    for rows, k, n in sizes:
         weights = [
             jitgen.quantize(torch.randn(shape, device="cuda"), "fp8_e4m3.rows128", 128, activation="fp8_e4m3.block128")
             for shape in ((n, k), (k, n))
