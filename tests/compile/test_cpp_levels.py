@@ -77,4 +77,5 @@ def test_matrix_registers_are_all_that_is_asked_for(dtype: torch.dtype, format: 
     assert any(re.search(r"tdp(bf16ps|b[su][su]d)", body) for body in functions)
     for body in functions:
         if re.search("vdpbf16ps|vpdpbusd", body):
-            assert "Matrices<" not in body.split("\n", 1)[0] and "tdp" not in body
+            assert "Matrices<" not in body.split("\n", 1)[0]
+            assert "tdp" not in body
