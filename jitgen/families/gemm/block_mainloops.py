@@ -161,9 +161,15 @@ class MmaMainloop(BlockMainloop):
 
 @dataclass(frozen=True)
 class MmaQuantized(MmaMainloop):
-    """Schedules quantised weights by ``gemm_mma.cuh``."""
+    """Schedules quantised weights by ``gemm_mma.cuh``.
+
+    Attributes:
+        pair: the tiles that a launch of at most two rows takes instead, in an entry of their own; None where every
+            launch takes these.
+    """
 
     path: ClassVar[str] = "mma"
+    pair: MmaQuantized | None = None
 
     @property
     def blocks_by_registers(self) -> int:

@@ -72,7 +72,7 @@ def build(
     configs = [(region["types"], region["config"]) for region in regions]
     for region, config in zip(regions, configs, strict=True):
         region["config_of"] = configs.index(config)  # regions share a struct where they can
-    pair = stream_tiles.for_a_pair(schedule, first.contraction)
+    pair = schedule.pair if isinstance(schedule, MmaQuantized) else None
     mainloop = _MAINLOOPS[schedule.path]
     planes = first.contraction.format is not None and not formats.find(first.contraction.format).tiled
     grouped = first.contraction.groups is not None
@@ -83,12 +83,15 @@ def build(
         "runs": regions[0]["run"] if regions[0]["run"] > 1 else 0,
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ()), *((GROUPS_HEADER,) if grouped else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
-        "cluster_attribute": f"__cluster_dims__({schedule.cluster_k_splits}, 1, 1) "
-        if schedule.cluster_k_splits > 1
-        else "",
         "regions": regions,
         "tiles": [
-            {"schedule": tile, "bounds": _bounds(tile, first.contraction), "suffix": suffix, "configs": members}
+            {
+                "schedule": tile,
+                "bounds": _bounds(tile, first.contraction),
+                "cluster_attribute": _cluster_attribute(tile),
+                "suffix": suffix,
+                "configs": members,
+            }
             for tile, suffix, members in (
                 (schedule, "", []),
                 *([(pair, stream_tiles.ENTRY_OF_A_PAIR, _configs(products, layouts, pair))] if pair else []),
@@ -183,6 +186,11 @@ def _bounds(schedule: BlockSchedule, contraction: Contraction) -> str:
     """Prints the arguments of ``__launch_bounds__``."""
     threads, resident = schedule.warps * WARP, _blocks_by_registers(schedule, contraction)
     return f"{threads}, {resident}" if resident else str(threads)
+
+
+def _cluster_attribute(schedule: BlockSchedule) -> str:
+    splits = schedule.cluster_k_splits
+    return f"__cluster_dims__({splits}, 1, 1) " if splits > 1 else ""
 
 
 def _configs(products: GemmContext, layouts: Sequence[GemmLayout], schedule: BlockSchedule) -> list[list[Member]]:

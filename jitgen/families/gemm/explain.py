@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jitgen.device import Device
-from jitgen.families.gemm import stream_tiles
 from jitgen.families.gemm.layout import GemmLayout
-from jitgen.families.gemm.mainloops import BlockMainloop, GemmSchedule, TritonMainloop, WgmmaMainloop, WgmmaTilings
+from jitgen.families.gemm.mainloops import (
+    BlockMainloop,
+    GemmSchedule,
+    MmaQuantized,
+    TritonMainloop,
+    WgmmaMainloop,
+    WgmmaTilings,
+)
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations, operations_in, quantised_blocks
@@ -27,7 +33,7 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
             blocks = f"{tiling.cluster_k_splits} blocks of a cluster"
             number = f"at most {blocks}; a launch chooses how many" if isinstance(tiling, WgmmaMainloop) else blocks
             lines.append(f"K is split over {number}; their sums are added in order before the epilogue")
-    if pair := stream_tiles.for_a_pair(schedule, kernel.bodies[0].contractions[0]):
+    if isinstance(schedule, MmaQuantized) and (pair := schedule.pair):
         tile = f"tiles of {pair.block_m} x {pair.block_n}"
         lines.append(f"for two rows {tile}, in {pair.shared_bytes} bytes of shared memory")
     if isinstance(schedule, WgmmaTilings):

@@ -41,7 +41,7 @@ def settle(
         return wgmma.for_launch(schedule, kernel.bodies, geometries, device.model)
     if geometries[0].rows > stream_tiles.PAIR:
         return schedule
-    return stream_tiles.for_a_pair(schedule, kernel.bodies[0].contractions[0]) or schedule
+    return (schedule.pair if isinstance(schedule, MmaQuantized) else None) or schedule
 
 
 def tensor_maps(

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jitgen.families.gemm.groups import Groups
-from jitgen.families.gemm.mainloops import CHUNK, GemmSchedule, MmaQuantized, MmaRows
+from jitgen.families.gemm.mainloops import CHUNK, MmaQuantized, MmaRows
 from jitgen.ir.body import Contraction
 from jitgen.schedule.chips import Chip
 
@@ -35,7 +35,7 @@ MULTIPROCESSOR_THREADS, REGISTERS = 2048, 2**16
 SMOOTH = 4
 """The power of the mean by which the time of a kernel and that of reading the weights are combined."""
 PAIR, EIGHT = 2, 8
-"""Rows of the tiles that a launch of at most two rows takes in place of those of eight (``for_a_pair``)."""
+"""Rows of the tiles that a launch of at most two rows takes in place of those of eight (``MmaQuantized.pair``)."""
 ENTRY_OF_A_PAIR = "_pair"
 """What follows the kernel's name in the name of the entry of these tiles."""
 
@@ -183,19 +183,17 @@ def is_plain(contraction: Contraction) -> bool:
     return contraction.format == "int4" and not short_groups and contraction.dtype == "bfloat16"
 
 
-def for_a_pair(schedule: GemmSchedule, contraction: Contraction) -> MmaQuantized | None:
-    """Returns the tiles that a launch of at most two rows takes in place of ``schedule``, which is for up to eight;
-    None where every launch takes ``schedule``.
+def for_a_pair(weights: StreamWeights, has_clusters: bool) -> MmaQuantized:
+    """Returns the tiles that a launch of at most two rows takes, in an entry beside that of the bucket's eight.
 
-    The same warps read the same weights, and a row's sums have the same bits. Windows of two rows of x take half of the
-    shared memory, so that more blocks are resident, those of the next kernel of a stream too. On an H200 a layer of
-    Llama-3-8B at batch 2 took 49.95 us with tiles of two rows in a bucket of their own, and 57.8 us without
-    (``docs/measured/h200-step-variants.json``); an entry beside that of eight rows needs no bucket. Tiles of four rows
-    would save nothing: their windows have as many bytes.
+    Windows of two rows of x take half of the shared memory, so that more blocks are resident, those of the next kernel
+    of a stream too, and other tiles are the fastest: on an H200 a layer of Llama-3-8B at batch 2 took 49.9 us with
+    these, 54.7 us with the tiles of eight rows and windows of two, and 57.8 us without an entry
+    (``docs/measured/h200-step-variants.json``). Tiles of four rows would save nothing: their windows have as many
+    bytes.
     """
-    if not isinstance(schedule, MmaQuantized) or schedule.tokens != EIGHT:
-        return None
-    return replace(schedule, tokens=PAIR) if is_plain(contraction) and not contraction.grouping else None
+    tiles = (each for each in candidates(PAIR, weights, has_clusters) if isinstance(each, MmaQuantized))
+    return min(tiles, key=lambda each: microseconds(each, PAIR, weights, each.shared_bytes))
 
 
 def shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from statistics import geometric_mean
 
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
-from jitgen.families.gemm import simt_tiles, tile_times, wgmma, wgmma_tiles
+from jitgen.families.gemm import simt_tiles, stream_tiles, tile_times, wgmma, wgmma_tiles
 from jitgen.families.gemm.largest import RUN
 from jitgen.families.gemm.mainloops import (
     CHUNK,
@@ -123,7 +123,7 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         blocks = [schedule for schedule in blocks if schedule.block_n % RUN == 0] or [_simt(problem)]
     if not problem.device.has_clusters or any(body.has_runs for body in problem.bodies):
         blocks = [replace(schedule, cluster_k_splits=1) for schedule in blocks]
-    fitting = [_with_stages_that_fit(schedule, problem) for schedule in blocks]
+    fitting = [_with_a_pair(_with_stages_that_fit(schedule, problem), problem) for schedule in blocks]
     return [*tensor_maps, *_within_shared_memory(fitting, problem.target.shared_bytes)]
 
 
@@ -229,6 +229,18 @@ def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSc
     ):
         fitted = replace(fitted, stages=fitted.stages - 1)
     return fitted
+
+
+def _with_a_pair(schedule: BlockSchedule, problem: Problem) -> BlockSchedule:
+    """Returns ``schedule``, of up to eight rows of plain weights, with the tiles of a launch of at most two rows."""
+    if not isinstance(schedule, MmaQuantized) or schedule.tokens != stream_tiles.EIGHT:
+        return schedule
+    if problem.grouping or not stream_tiles.is_plain(problem.contractions[0]):
+        return schedule
+    if any(body.has_runs for body in problem.bodies):
+        return replace(schedule, pair=replace(schedule, tokens=stream_tiles.PAIR))
+    tiles = stream_tiles.for_a_pair(cuda_streams.weights_of(problem), problem.device.has_clusters)
+    return replace(schedule, pair=replace(tiles, wide=problem.wide))
 
 
 def _with_wgmma_stages_that_fit(candidate: WgmmaTiling, problem: Problem) -> WgmmaTiling:
