@@ -462,8 +462,8 @@ struct DenseKernel {
     }
   };
   JITGEN_DEVICE LaneScales scales_of(const TilePlace& tile, int group, int down, int across, int chunk) const {
-    LaneScales found;
     if constexpr (Scales::any) {
+      LaneScales found;
       const int last = (columns_of(regions, tile.region) - 1) / scale_block;
       const int first = tile.row + down * Shape::group_rows + threadIdx.x / 32 % 4 * 16;
 #pragma unroll
@@ -485,8 +485,10 @@ struct DenseKernel {
       }
       found.load(smaller(chunk, chunks - 1));
       found.load(smaller(chunk + 1, chunks - 1));
+      return found;
+    } else {
+      return {};
     }
-    return found;
   }
 
   // Adds the products of a stage to `acc` in float32, a slice of columns after another. The tensor cores have those of
