@@ -79,6 +79,8 @@ def test_every_fragment(format: str, dtype: torch.dtype, tmp_path: Path) -> None
     x, dense = operands(512, 45, 256, dtype)
     dense[0], dense[1], dense[2, 7] = 0, 0.01, 100  # rows of zeros, of one number, and with an outlier
     dense[3] *= 1e-30 if dtype == torch.bfloat16 else 1e-6  # and of numbers that are subnormal, or nearly
+    if dtype == torch.bfloat16:
+        dense[4] *= 2.0**17  # of scales as large as all kernels have them
     w = jitgen.quantize(dense, format, group)
     lowered = jitgen.jit(lambda x, w: F.linear(x, w)).lower(x, w, backend="cuda", target="sm_90a")
     source, _ = lowered._lowered.render(0)

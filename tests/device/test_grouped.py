@@ -113,7 +113,8 @@ FORMATS += [("nvfp4", None), ("fp8_e4m3", None), ("int3", 64), ("mxfp8", None), 
 @pytest.mark.parametrize(("format", "group"), FORMATS)
 def test_quantised_weights(format: str, group: int | None, backend: str) -> None:
     dtype = BF16 if group != 64 else F16
-    for rows, groups, columns, length in ((3, 5, 64, 128), (70, 9, 144, 256), (700, 5, 160, 384), (3000, 64, 128, 256)):
+    few = [(3, 5, 64, 128), (40, 8, 528, 1024), (70, 9, 144, 256), (300, 200, 128, 512)]
+    for rows, groups, columns, length in (*few, (700, 5, 160, 384), (3000, 64, 128, 256)):
         dense = made(groups, columns, length)
         weight = jitgen.quantize(dense, format, group)
         check(backend, made(rows, length, dtype=dtype), weight, weight.dequantize(torch.float64))
