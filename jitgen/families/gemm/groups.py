@@ -12,22 +12,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Groups:
-    """Holds ``rows`` rows, which are divided among ``count`` groups. Where rows have ids, each is ``alone`` in a tile,
-    whose group other tiles may have too."""
+    """Holds ``rows`` rows, which are divided among ``count`` groups; where ``even``, each has as many."""
 
     rows: int
     count: int
-    alone: bool = False
+    even: bool = False
 
     def tiles(self, height: int) -> float:
-        """Returns the expected number of tiles of ``height`` rows, which are of one group each; of height 1 the
-        rows."""
-        if self.alone:
-            return self.rows
+        """Returns the expected number of tiles of ``height`` rows, which are of one group each; of even groups a last
+        tile is half full."""
+        if self.even:
+            return self.count * max(1.0, self.rows / self.count / height + 0.5)
         falling = self.rows / (self.rows + self.count)
         return max(1.0, self.count * falling / (1 - falling**height))
 
     @property
     def used(self) -> float:
         """Returns the expected number of groups that have rows."""
-        return max(1.0, self.count * self.rows / (self.rows + self.count))
+        return float(self.count) if self.even else max(1.0, self.count * self.rows / (self.rows + self.count))

@@ -87,15 +87,23 @@ class Problem:
         return self.matrices if self.grouping in BY_ROWS else 1
 
     @property
+    def uneven(self) -> bool:
+        """Returns whether tiles are chosen for groups of uneven sizes: those of quantised weights. Tiles of others are
+        chosen as if all groups had as many rows, since no other choice was timed."""
+        return self.grouping == "offsets" and self.quantized
+
+    @property
     def divisions(self) -> Sequence[Groups]:
         """Returns divisions of rows among groups, of numbers of rows of the bucket; none where rows are not grouped."""
         if self.grouping not in BY_ROWS:
             return ()
+        if not self.uneven:
+            averages = sampled_rows(-(-self.rows // 4), self.rows)
+            return [Groups(rows * self.matrices, self.matrices, even=True) for rows in averages]
         fewest, most = self.group_count * (fewest_rows(self.rows) - 1) + 1, self.group_count * self.rows
         if self.rows == 1:  # on average
             fewest, most = 1 + max((end for end in MATRIX_BUCKETS if end < self.matrices), default=0), self.matrices
-        alone = self.grouping == "ids"
-        return [Groups(rows, self.group_count, alone) for rows in sampled_rows(fewest, most)]
+        return [Groups(rows, self.group_count) for rows in sampled_rows(fewest, most)]
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:

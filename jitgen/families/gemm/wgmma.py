@@ -13,8 +13,6 @@ import torch
 from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
-from jitgen.families.gemm.stream_tiles import folds_scales
-from jitgen.families.gemm.wgmma_model import FLOATS_DECODING
 from jitgen.families.gemm.wgmma_tiles import Weights, estimate
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
@@ -82,8 +80,7 @@ def weights_of(
     if not format.tiled:  # in bit planes: scales of a byte are numbers of bfloat16 too, and tables take registers
         few_registers = format.scale in ("bfloat16", "e8m0") and not isinstance(format.code, formats.Table)
     light = first.dtype == "bfloat16" and format.bits <= 4 and few_registers and not format.zero_point
-    decoding = FLOATS_DECODING if folds_scales(first) else 1.0
-    return Weights(*sizes, format.bits, light, item=item_size(first.dtype), decoding=decoding)
+    return Weights(*sizes, format.bits, light, item=item_size(first.dtype))
 
 
 def _is_promoted(contraction: Contraction) -> bool:

@@ -140,9 +140,6 @@ QUANTIZED = TileFit(
     more_exchanges=0.47,
 )
 DECODE = WarpgroupFit(fixed=74.6, block=77.8, more_blocks=37.7)
-FLOATS_DECODING = 1.5
-"""The time in which mxfp4 is decoded, as a multiple of that of int4: of 36 grouped products of both, 1.0 to 2.0 choose
-about equally well (docs/measured/h200-grouped-tiles.json)."""
 CODE_DECODE, CODE_SUM = 30.0, 3.0
 """Cycles of a warpgroup for 64 rows of a chunk where x is int8: of decoding them to int8, and of adding one sum of each
 thread to those of the groups before (an estimate)."""

@@ -85,7 +85,6 @@ class Weights:
         item: bytes of an element of x.
         promoted: whether the sums of a stage are added to the others outside of wgmma, as those of 8-bit floats are.
         in_blocks: whether these sums have scales of blocks, of 128 columns.
-        decoding: the time in which a code is decoded, as a multiple of that of a whole number.
         quantises: whether the result is quantised in blocks of 128 columns, which a warpgroup has whole.
     """
 
@@ -100,7 +99,6 @@ class Weights:
     item: int = 2
     promoted: bool = False
     in_blocks: bool = False
-    decoding: float = 1.0
     quantises: bool = False
 
     @property
@@ -222,7 +220,7 @@ def _estimate_quantized(
     items = down * sum(-(-n // (tiles.block_n * share)) * share for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
     products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
-    decode = DECODE.blocks(blocks) * weights.decoding if weights.item == 2 else blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
+    decode = DECODE.blocks(blocks) if weights.item == 2 else blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
     of_codes = CODE_PRODUCTS.get(tiles.tokens, CODE_PRODUCT) if blocks == 1 else CODE_PRODUCT
     together = height * products * (of_codes if weights.item == 1 else 1.0)
     together += tiles.warpgroups * decode if weights.item == 2 else 0

@@ -87,7 +87,7 @@ def _tokens(rows: int) -> int:
 def weights_of(problem: Problem) -> StreamWeights:
     """Returns the facts on which the choice of tiles depends."""
     first, count = problem.contractions[0], len(problem.contractions)
-    groups = 1 if problem.grouping == "offsets" else problem.groups
+    groups = 1 if problem.uneven else problem.groups
     tiles = groups * count * sum(-(-columns // 16) for columns in problem.columns)
     quantized = problem.quantized
     bits = _bits(first.format, first.group_size) if quantized else 8 * item_size(problem.dtype)
@@ -106,7 +106,7 @@ def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
     weights, shared_bytes = weights_of(problem), candidate.shared_bytes
     if isinstance(candidate, MmaBytes):
         weights = replace(weights, length=weights.length // 2, bits=16)
-    if problem.grouping == "offsets":
+    if problem.uneven:
         return geometric_mean(
             stream_tiles.microseconds(candidate, groups.rows, weights, shared_bytes, groups)
             for groups in problem.divisions
