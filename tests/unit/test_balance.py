@@ -409,8 +409,8 @@ def _at(offset: int, rows: int, columns: int, stride: int) -> torch.Tensor:
         ("one that begins at 8 bytes", _at(4, 512, 4096, 4104), 4096, "wgmma_dense", True),
         ("lines that begin at multiples of 8 bytes", _at(0, 512, 4096, 4100), 4096, "wgmma_dense", True),
         ("the same, too few for a copy", _at(4, 64, 256, 264), 256, "dense", False),
-        ("M that no copy aligns, for too few columns to transpose it", _at(0, 512, 4100, 4100), 4096, "dense", False),
-        ("M that no copy aligns, for many columns", _at(0, 512, 4100, 4100), 14336, "wgmma_dense", True),
+        ("M that no copy aligns, for too few columns to transpose it", _at(0, 512, 4100, 4100), 1024, "dense", False),
+        ("M that no copy aligns, for many columns", _at(0, 512, 4100, 4100), 4096, "wgmma_dense", True),
         ("neither M nor K", _at(0, 511, 4100, 4100), 14336, "dense", False),
     ],
 )
@@ -435,7 +435,9 @@ def test_slices_of_other_activations() -> None:
     assert path(F.linear, _at(4, 2048, 4096, 4104), spec(4096, 4096)) == "wgmma_dense"
     assert path(F.linear, _at(4, 2048, 4096, 4104), _at(4, 4096, 4096, 4104)) == "dense"
     assert path(F.linear, _at(4, 2048, 2048, 2056), weight) == "wgmma_quantized"
-    assert path(lambda x, w: F.linear(x.mT, w), _at(0, 2048, 512, 512), weight) == "mma"
+    assert path(lambda x, w: F.linear(x.mT, w), _at(0, 2048, 512, 512), weight) == "wgmma_quantized"
+    narrow = spec(512, 2048, format="int4", group_size=128)
+    assert path(lambda x, w: F.linear(x.mT, w), _at(0, 2048, 512, 512), narrow) == "mma"
 
 
 def test_a_plan_follows_from_where_its_own_call_begins() -> None:
