@@ -117,6 +117,18 @@ def _bits(bytes_: torch.Tensor) -> torch.Tensor:
     return (bytes_.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
 
 
+def _planes(bytes_: torch.Tensor) -> torch.Tensor:
+    """Splits bytes into bits, ``[..., n]`` to ``[..., 8 n]``: the lowest of all bytes, then the next, and so on."""
+    return (bytes_.unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1).flatten(-2)
+
+
+def _pairs(bytes_: torch.Tensor) -> torch.Tensor:
+    """Splits bytes into pairs of bits, ``[..., 64]`` to ``[..., 256]``: of each 32 bytes the lowest two bits, then the
+    next, and so on."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
+    return (bytes_.unflatten(-1, (2, 32)).unsqueeze(-2) >> shifts & 3).flatten(-3)
+
+
 def _q4_0(block: torch.Tensor) -> Blocks:
     d, codes = block.split([2, 16], -1)
     return Blocks(_halves(codes).view(torch.int8) - 8, _float16(d))
@@ -157,17 +169,15 @@ def _q4_k(block: torch.Tensor) -> Blocks:
 
 def _q5_k(block: torch.Tensor) -> Blocks:
     d, minimum, packed, high, codes = block.split([2, 2, 12, 32, 128], -1)
-    fifth = high.unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
     low = _halves(codes.unflatten(-1, (4, 32))).flatten(-2)
-    return Blocks(low | fifth.flatten(-2) << 4, *_k_scales(d, minimum, packed))
+    return Blocks(low | _planes(high) << 4, *_k_scales(d, minimum, packed))
 
 
 def _q6_k(block: torch.Tensor) -> Blocks:
     low, high, scales, d = block.split([128, 64, 16, 2], -1)
     low = _halves(low.unflatten(-1, (2, 64))).flatten(-2)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
-    high = (high.unflatten(-1, (2, 32)).unsqueeze(-2) >> shifts & 3).flatten(-3)
-    return Blocks((low | high << 4).view(torch.int8) - 32, _float16(d).float() * scales.contiguous().view(torch.int8))
+    codes = (low | _pairs(high) << 4).view(torch.int8) - 32
+    return Blocks(codes, _float16(d).float() * scales.contiguous().view(torch.int8))
 
 
 def _mxfp4(block: torch.Tensor) -> Blocks:
@@ -201,18 +211,10 @@ def _q2_k(block: torch.Tensor) -> Blocks:
 
 def _q3_k(block: torch.Tensor) -> Blocks:
     high, low, packed, d = block.split([32, 64, 12, 2], -1)
-    third = high.unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8).view(8, 1) & 1
-    codes = (_pairs(low) | third.flatten(-2) << 2).view(torch.int8) - 4
+    codes = (_pairs(low) | _planes(high) << 2).view(torch.int8) - 4
     four, two = packed.split([8, 4], -1)
     two = (two.unsqueeze(-2) >> torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1) & 3).flatten(-2)
     return Blocks(codes, _float16(d).float() * ((_halves(four) | two << 4).view(torch.int8) - 32))
-
-
-def _pairs(bytes_: torch.Tensor) -> torch.Tensor:
-    """Splits bytes into pairs of bits, ``[..., 64]`` to ``[..., 256]``: of each 32 bytes the lowest two bits, then the
-    next, and so on."""
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
-    return (bytes_.unflatten(-1, (2, 32)).unsqueeze(-2) >> shifts & 3).flatten(-3)
 
 
 Type = tuple[str, int, Callable[[torch.Tensor], Blocks]]
