@@ -93,9 +93,9 @@ class _Writer:
     def kernel(self, kernel: KernelRef, key: str) -> None:
         symbol = kernel.symbol
         if key == "CUDA":
-            facts = f'{symbol}_binary, "{kernel.entry}", {_bool(kernel.any_cluster)}, {_bool(kernel.overlaps)}'
-            self.declarations.append(f'extern "C" const unsigned char {symbol.partition("__")[0]}_binary[];')
-            facts = facts.replace(f"{symbol}_binary", f"{symbol.partition('__')[0]}_binary")
+            binary = f"{symbol.partition('__')[0]}_binary"
+            facts = f'{binary}, "{kernel.entry}", {_bool(kernel.any_cluster)}, {_bool(kernel.overlaps)}'
+            self.declarations.append(f'extern "C" const unsigned char {binary}[];')
             self.lines.append(f"const Kernel {symbol}{{{facts}, {{}}, {{}}}};")
             return
         self.declarations.append(f'extern "C" int32_t {symbol}_packed(const unsigned char*);')
