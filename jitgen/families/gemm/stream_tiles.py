@@ -192,8 +192,8 @@ def for_a_pair(weights: StreamWeights, has_clusters: bool) -> MmaQuantized:
     (``docs/measured/h200-step-variants.json``). Tiles of four rows would save nothing: their windows have as many
     bytes.
     """
-    tiles = (each for each in candidates(PAIR, weights, has_clusters) if isinstance(each, MmaQuantized))
-    return min(tiles, key=lambda each: microseconds(each, PAIR, weights, each.shared_bytes))
+    tiles = (tile for tile in candidates(PAIR, weights, has_clusters) if isinstance(tile, MmaQuantized))
+    return min(tiles, key=lambda tile: microseconds(tile, PAIR, weights, tile.shared_bytes))
 
 
 def shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:
