@@ -109,6 +109,8 @@ class StreamFit:
         fixed: microseconds of a kernel that reads at the rate of memory.
         few, many: the power with which the share of idle slots for blocks slows reading: where each multiprocessor has
             one block or none, and where it has several.
+        alone: the cycles between two instructions of one warp, which a multiprocessor with few warps waits for; in
+            tiles of up to eight rows, without groups, since others were fitted without it.
         power: of the mean by which latency, instructions and reads of x are combined: their sum where it is 1.
         registers: by the most tokens, the row tiles in two stages up to which a thread has 64 registers, and up to
             which 128.
@@ -126,18 +128,23 @@ class StreamFit:
     fixed: float
     few: float
     many: float
+    alone: float
     power: float
     registers: tuple[tuple[int, float, float], ...]
 
 
 QUANTIZED_FIT = StreamFit(
     *(0.854, 0.35, 43.8, 25, 0.365, 1.07, 0.241, 0.084, 35.94, 1.32, 0.3, 0.21),
+    alone=3,
     power=1.28,
     registers=((1, 2, 4), (8, 1, 4), (16, 1, 2)),
 )
-"""Of W4A16 with groups of 128; the module's docstring says to which timings it was fitted."""
+"""Of W4A16 with groups of 128; the module's docstring says to which timings it was fitted. ``alone`` is of 297 timings
+of an H200 (``docs/measured/h200-persistent-step.json``): tiles that leave each multiprocessor 8 warps were estimated
+1.25 to 1.4 times too fast."""
 DENSE_FIT = StreamFit(
     *(0.506, 0.283, 145, 0, 0.19, 2.95, 0.653, 0.113, 30.51, 1.69, 0, 0.51),
+    alone=0,
     power=1,
     registers=((16, 1, 2),),
 )
@@ -225,13 +232,15 @@ def microseconds(
     own = -(-chunks // splits)  # chunks of a block
     steps = -(-own // tiles.warps_k)
     eights = max(1, tokens // 8)
-    issue = row_tiles * (fit.issue + fit.token_issue * eights) * tiles.warps / 4
+    of_warp = row_tiles * (fit.issue + fit.token_issue * eights)
+    issue, alone = of_warp * tiles.warps / 4, of_warp * fit.alone if groups is None and tokens <= EIGHT else 0.0
     latency = fit.latency / 2 * (2 / tiles.stages) ** fit.depth
     read = tiles.warps_k * min(rows / row_blocks, tokens) * CHUNK * 2
     sums = tiles.warps * row_tiles * 16 * 8 * eights
     time = 0.0
     for together in _waves(most_blocks, _resident(tiles, fit, chip, shared_bytes)):
-        shared = (together * cycles / chip.microsecond_cycles for cycles in (issue, read / fit.token_bytes))
+        cycles = max(together * issue, alone), together * read / fit.token_bytes
+        shared = (count / chip.microsecond_cycles for count in cycles)
         time += fit.start + steps * _combined(fit.power, latency, *shared) + fit.reduce * together * sums / 1e4
         if splits > 1:
             time += fit.exchange + fit.block_exchange * (splits - 2)
