@@ -168,6 +168,7 @@ def pytest_collection_finish() -> None:
     half a second, and every refused trace has them gone through (``jitgen/trace/escapes.py``)."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # no test leaves much, and looking for it so often takes a hundredth of a run
 
 
 FROZEN_AT = 150_000

@@ -158,12 +158,13 @@ def _failing_line(error: BaseException, template: str) -> int | str:
 
 def header(name: str, folder: Path | None = None) -> str:
     """Returns the text of a static header, by its include name: the family's own in ``folder``, else the common one."""
-    own = folder / "include" / name if folder is not None else None
-    if own is None or not own.is_file():
-        return _read_once(_common_folder() / "include" / name)
-    return _read_once(own) if _is_ours(own) else own.read_text()
+    if folder is None or _is_ours(folder):
+        return _read_once(name, folder)
+    own = folder / "include" / name
+    return own.read_text() if own.is_file() else _read_once(name, None)
 
 
+@cache
 def _is_ours(path: Path) -> bool:
     """Returns whether ``path`` is a template or header of jitgen, and so as it was when jitgen was imported. What
     belongs to a family outside may be edited meanwhile, and that family's fingerprint changes with it."""
@@ -171,8 +172,9 @@ def _is_ours(path: Path) -> bool:
 
 
 @cache
-def _read_once(path: Path) -> str:
-    return path.read_text()
+def _read_once(name: str, folder: Path | None) -> str:
+    own = folder / "include" / name if folder is not None else None
+    return (own if own is not None and own.is_file() else _common_folder() / "include" / name).read_text()
 
 
 _FUNCTION = re.compile(r"^@.*\ndef (\w+)\(.*(?:\n(?:[ \t)].*)?)*", re.MULTILINE)

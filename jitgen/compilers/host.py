@@ -263,9 +263,10 @@ def _build_directory(source: KernelSource) -> Iterator[Path]:
     """Provides a private directory with the source and its headers; CompileError if none can be written."""
     try:
         with scratch.directory() as directory:
-            for name, text in ((_SOURCE, source.text), *((f"include/{name}", text) for name, text in source.headers)):
-                path = directory / name
-                path.parent.mkdir(parents=True, exist_ok=True)
+            texts = {directory / "include" / name: text for name, text in source.headers}
+            for folder in {path.parent for path in texts}:
+                folder.mkdir(parents=True, exist_ok=True)
+            for path, text in {directory / _SOURCE: source.text, **texts}.items():
                 path.write_text(text)
             yield directory
     except OSError as error:

@@ -104,12 +104,13 @@ def test_matrix_registers_have_the_sums_of_vectors(dtypes: tuple[torch.dtype, to
         assert torch.equal(product(a, b).long(), a.long() @ b.long().T), (m, k, n)
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(17, 65, 40), (49, 2100, 31)])
 @pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 64), ("uint4", 128), ("int4", None)])
-def test_matrix_registers_have_the_bits_of_vectors(format: str, group: int | None) -> None:
+@pytest.mark.covering(1)
+def test_matrix_registers_have_the_bits_of_vectors(format: str, group: int | None, m: int, k: int, n: int) -> None:
     linear = jitgen.jit(torch.nn.functional.linear)
-    for m, k, n in ((17, 65, 40), (49, 2100, 31)):
-        x, weight = torch.randn(m, k), jitgen.quantize(torch.randn(n, k), format, group, activation="int8")
-        assert torch.equal(linear(x, weight), torch.cat([linear(rows, weight) for rows in x.split(7)])), (m, k, n)
+    x, weight = torch.randn(m, k), jitgen.quantize(torch.randn(n, k), format, group, activation="int8")
+    assert torch.equal(linear(x, weight), torch.cat([linear(rows, weight) for rows in x.split(7)]))
 
 
 # ---------------------------------------------------------------------------- sums of four bytes, on any processor

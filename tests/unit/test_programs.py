@@ -13,7 +13,7 @@ from programs import Program, draw, verdict
 
 import jitgen
 
-QUICK = 15
+QUICK = 10
 """Programs of ``make test``."""
 CHUNK, CHUNKS = 50, 40
 """Programs of one further test of ``make test-all``, and the number of these tests."""

@@ -38,17 +38,21 @@ def families(function: Function, arguments: Sequence[Any], **route: str) -> list
     return [(kernel.family, len(kernel.bodies)) for kernel in kernels.kernels]
 
 
+@pytest.mark.parametrize(
+    ("batch", "tokens", "length", "dtype"),
+    [
+        *((1, 1, 128, torch.bfloat16), (2, 5, 64, torch.float16)),
+        *((1, 9, 256, torch.float32), (1, 3, 32, torch.bfloat16)),
+    ],
+)
 @pytest.mark.parametrize("function", [heads, pairs, in_two_passes, of_extremes])
-def test_rows_of_two_tensors_are_one_kernel(function: Function) -> None:
-    for batch, tokens, length, dtype in (
-        (1, 1, 128, torch.bfloat16),
-        (2, 5, 64, torch.float16),
-        (1, 9, 256, torch.float32),
-        (1, 3, 32, torch.bfloat16),
-    ):
-        arguments = tensors(batch, tokens, length, dtype)
-        assert families(function, arguments) == [("elementwise", 2)]
-        assert wrong(function, arguments) == [], (batch, tokens, length, dtype)
+@pytest.mark.covering(1)
+def test_rows_of_two_tensors_are_one_kernel(
+    function: Function, batch: int, tokens: int, length: int, dtype: torch.dtype
+) -> None:
+    arguments = tensors(batch, tokens, length, dtype)
+    assert families(function, arguments) == [("elementwise", 2)]
+    assert wrong(function, arguments) == []
 
 
 def test_rows_that_no_access_reads_as_a_whole() -> None:
