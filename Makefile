@@ -44,7 +44,7 @@ demo: $(if $(wildcard /dev/nvidiactl),,compiler) $(demo_ready) ## a sentence enc
 # Neighbouring tests stay with one worker, so that a module is set up once; an idle worker takes over half of what
 # another has left.
 WORKERS ?= 2
-PYTEST = $(PYTHON) -m pytest --dist worksteal
+PYTEST = $(PYTHON) -m pytest --dist worksteal --ignore tests/device
 
 # What is computed in C++ is compiled with -O0 after jitgen's own flags, which takes a quarter of the time of -O3; only
 # tests marked `optimised` have jitgen's own. In test-all every test has them.
