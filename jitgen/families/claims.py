@@ -173,8 +173,10 @@ class Claims:
                 return self.mover.move(node, ("reshape",), shape)
 
             stores = [store.moved(("reshape",), shape, moved) for store in region.stores]
-            nodes = topological(store.value for store in stores)
-            if all(self._is_writable(s, memories) for s in stores) and not any(self._needs_copy(n, n) for n in nodes):
+            views = [node for node in topological(store.value for store in stores) if node.kind is VIEW]
+            # A gather is not computed in another shape: a view of it would be left.
+            fits = not any(view.under_views.inputs or self._needs_copy(view, view) for view in views)
+            if fits and all(self._is_writable(store, memories) for store in stores):
                 return Region(region.family, grid_axes(shape), tuple(stores))
         return region
 

@@ -234,3 +234,15 @@ def test_no_rows_of_what_an_index_of_one_row_chooses() -> None:
     assert result.shape == (0, 5, 1)
     (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
     assert torch.equal(gradient, torch.zeros_like(x))
+
+
+def test_a_gather_beside_what_is_computed_before_a_reshape() -> None:
+    """The comparison needs no copy in the shape before its reshape; the gather has no such shape."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = (x > 0).reshape((102,))
+        return chosen, torch.arange(6.0).reshape(3, 2)[chosen.long()].max(1)[0] * 2
+
+    x = torch.randn(17, 2, 3).permute(2, 1, 0).requires_grad_()
+    for mine, theirs in zip(jitgen.jit(function)(x), function(x), strict=True):
+        assert torch.equal(mine, theirs)
