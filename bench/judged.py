@@ -98,10 +98,18 @@ def read(path: Path) -> list[Problem]:
 def launch_of(problem: Problem) -> WgmmaLaunch | None:
     """What a call of this product launches; None where it is another mainloop, or two kernels.
 
-    Of ``wgmma_tiles.ARRANGED`` it may be those that have timings: some records are older than these tiles."""
+    Where that has no timing, it is chosen of those of ``wgmma_tiles.ARRANGED`` that have: some records are older than
+    these tiles."""
+    launch = _launch(problem)
+    if launch is None or label_of(launch.tiling, launch.splits) in problem.times:
+        return launch
     timed = tuple(tiling for tiling in wgmma_tiles.ARRANGED if label_of(tiling, 1) in problem.times)
     with mock.patch.object(wgmma_tiles, "ARRANGED", timed):
-        low = lowered(problem.kind, problem.rows, problem.columns, problem.length, TARGET)
+        return _launch(problem)
+
+
+def _launch(problem: Problem) -> WgmmaLaunch | None:
+    low = lowered(problem.kind, problem.rows, problem.columns, problem.length, TARGET)
     if len(low.program.kernels) > 1:
         return None
     kernel, geometries = low.program.kernels[0], low.laid_out.geometries[0]

@@ -21,7 +21,10 @@ def problems() -> Sequence[Problem]:
 
 
 # The figures are those of docs/devices.md, which are of what the model chose when it was fitted.
-@pytest.mark.parametrize(("kind", "mean", "worst"), [("dense", 0.96, 0.83), ("int4", 0.97, 0.74)])
+@pytest.mark.parametrize(
+    ("kind", "mean", "worst"),
+    [("dense", 0.96, 0.87), pytest.param("int4", 0.97, 0.74, marks=pytest.mark.slow)],
+)
 def test_choices_are_near_the_fastest(problems: Sequence[Problem], kind: str, mean: float, worst: float) -> None:
     ratios = [ratio for ratio, *_ in judge(problem for problem in problems if problem.kind in KINDS[kind])]
     assert len(ratios) >= 18
@@ -29,21 +32,29 @@ def test_choices_are_near_the_fastest(problems: Sequence[Problem], kind: str, me
     assert round(min(ratios), 2) >= worst
 
 
-# K is any multiple of 8 in the dense products of an H200, and rows begin within a line of the cache.
+# K is any multiple of 8 in the dense products of an H200, and rows begin within a line of the cache. The figures of the
+# first record, to which no constant was fitted, are those of docs/devices.md: the choice beside the fastest candidate,
+# by the geometric mean, at the 5th percentile and at worst, and beside cuBLAS.
 @pytest.mark.parametrize(
-    ("record", "count", "mean", "worst"),
+    ("record", "kind", "count", "mean", "fifth", "worst", "peer"),
     [
-        ("held-out", 43, 0.87, 0.65),
-        ("int4", 28, 0.89, 0.61),
-        pytest.param("fitted", 44, 0.89, 0.61, marks=pytest.mark.slow),
-        pytest.param("arranged", 15, 0.94, 0.77, marks=pytest.mark.slow),
+        ("held-out", "dense", 85, 0.965, 0.80, 0.76, 0.928),
+        ("held-out", "int4", 52, 0.973, 0.84, 0.81, 1.079),
+        pytest.param("fitted", "dense", 42, 0.95, 0.82, 0.73, 0.90, marks=pytest.mark.slow),
+        pytest.param("arranged", "dense", 15, 0.96, 0.86, 0.86, 0.96, marks=pytest.mark.slow),
     ],
 )
-def test_choices_on_an_h200(record: str, count: int, mean: float, worst: float) -> None:
-    ratios = [ratio for ratio, *_ in judge(read(MEASURED / f"h200-candidates-{record}.json"))]
+def test_choices_on_an_h200(
+    record: str, kind: str, count: int, mean: float, fifth: float, worst: float, peer: float
+) -> None:
+    problems = [one for one in read(MEASURED / f"h200-candidates-{record}.json") if one.kind in KINDS[kind]]
+    judged = judge(problems)
+    ratios = sorted(ratio for ratio, *_ in judged)
     assert len(ratios) == count
-    assert geometric_mean(ratios) >= mean
-    assert min(ratios) >= worst
+    assert round(geometric_mean(ratios), 3) >= mean
+    assert round(ratios[count // 20], 2) >= fifth
+    assert round(ratios[0], 2) >= worst
+    assert round(geometric_mean(problem.torch / problem.times[name] for _, problem, name in judged), 3) >= peer
 
 
 def test_a_choice_without_a_timing_is_an_error(problems: Sequence[Problem]) -> None:
