@@ -97,6 +97,22 @@ def test_what_is_one_kernel(case: str) -> None:
         assert torch.allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+@pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
+def test_pointwise_work_of_many_ranks(dtype: torch.dtype) -> None:
+    """On a CPU the kernel that sorts computes it, of values and of indices."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, indices = x.sort(stable=True)
+        return values, values * 2, indices % 7, torch.where(indices > 3, values, 0), values > 0
+
+    for shape in [(3, 256), (1, 3001), (2, 3, 999)]:
+        x = sample(shape, dtype)
+        assert kernels(function, x) == ["sort"]
+        for mine, theirs in zip(jitgen.jit(function)(x), function(x), strict=True):
+            assert sorts.same(mine, theirs)  # twice a number, and a number chosen, are exact
+
+
 def test_in_place_and_into_its_operand() -> None:
     x = sample((5, 60), torch.float32)
     mine, want = x.clone(), x.sort(dim=0)[0]

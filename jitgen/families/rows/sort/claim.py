@@ -1,10 +1,10 @@
 """Claims the values and the indices of sorted rows, and what is counted of rows, with pointwise work before.
 
 A *sort region* iterates over ``(outer..., row)`` of what is sorted. Its stages are ``map, sort``: the elements of a row
-may be computed, and one sort gives values, indices or both. What is computed of these, and what a row is computed from
-by another kind of kernel, is materialized. Where few ranks of a short row are *selected* in CUDA, reductions of that
-row before, and of the ranks behind, are stages too: the router of a mixture of experts is a softmax, the greatest
-probabilities, and these over their sum.
+may be computed, and one sort gives values, indices or both. What is computed of these, but for pointwise work of many
+ranks on a CPU, and what a row is computed from by another kind of kernel, is materialized. Where few ranks of a short
+row are *selected*, reductions of that row before, and of the ranks behind, are stages too: the router of a mixture of
+experts is a softmax, the greatest probabilities, and these over their sum.
 """
 
 from __future__ import annotations
