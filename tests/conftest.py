@@ -172,14 +172,14 @@ def pytest_collection_finish() -> None:
 
 
 FROZEN_AT = 150_000
-"""Objects that have outlived collections since the last freeze, from which on they are taken for ones that stay."""
+"""Objects since the last freeze, from which on those that a collection leaves are taken for ones that stay."""
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Takes it out of sight between two files too, where one has imported much or has parsed all of jitgen."""
     global _file
     before, _file = _file, nodeid.partition("::")[0]
-    if before != _file and len(gc.get_objects(generation=2)) > FROZEN_AT:
+    if before != _file and len(gc.get_objects()) > FROZEN_AT:
         gc.collect()
         gc.freeze()
 
