@@ -4,7 +4,7 @@ Thirteen kinds of models of transformers, tiny and with random weights in bfloat
 traced by ``torch.compile(backend="jitgen")``, and each program that they need is lowered for a CPU and for sm_90a. A
 row has the kernels, and the bytes and operations in units of the least that the programs need (``jitgen/balance.py``).
 A program that several layers share is counted once. Then decoder layers as ten families of models write them
-(``bench/layers.py``, of Llama-3-8B's sizes), chains of residual blocks, and the backward of a layer are lowered in the
+(``bench/layers.py``, of Llama-3-8B's sizes), chains of residual blocks, and training steps of layers are lowered in the
 same way. Nothing is compiled, and no device is needed. The file is written after every model.
 """
 
@@ -32,6 +32,7 @@ from jitgen.spec import Target
 
 TARGETS = {"cpu": ("x86-64-v3", "cpp"), "sm_90a": ("sm_90a", "cuda")}
 ROWS_OF_LAYERS = (1, 64, 512)
+TRAINED = ("Llama", "Qwen3")
 
 
 def programs(model: torch.nn.Module, inputs: dict[str, Any], folder: Path) -> list[Any]:
@@ -52,23 +53,26 @@ def ratios(balance: Balance) -> dict[str, float]:
 
 
 def layers() -> Iterator[dict[str, Any]]:
-    """A row for each layer, number of rows and target, and for the backward of Llama's."""
+    """A row for each layer, number of rows and target, and for training steps of ``TRAINED``."""
     for target, (arch, backend) in TARGETS.items():
         for name, layer in LAYERS.items():
             for rows in ROWS_OF_LAYERS:
                 balance = jitgen.jit(layer.function).lower(*layer.specs(rows), target=arch, backend=backend).balance
                 yield {"layer": name, "rows": rows, "target": target, "kernels": balance.kernels} | ratios(balance)
-        layer, rows = LAYERS["Llama"], ROWS_OF_LAYERS[-1]
-        specs: list[Any] = layer.specs(rows)
-        trained = 1 + len(layer.weights)  # and not the angles of the rotary embedding
-        arguments = [
-            torch.empty(spec.shape, dtype=spec.dtype, requires_grad=number < trained)
-            for number, spec in enumerate(specs)
-        ]
-        backward = jitgen.jit(layer.function).lower(*arguments, target=arch, backend=backend).backward
-        assert backward is not None
-        balance = backward.balance
-        yield {"layer": "Llama, backward", "rows": rows, "target": target, "kernels": balance.kernels} | ratios(balance)
+        for name in TRAINED:
+            layer, rows = LAYERS[name], ROWS_OF_LAYERS[-1]
+            specs: list[Any] = layer.specs(rows)
+            trained = 1 + len(layer.weights)  # and not the angles of the rotary embedding
+            arguments = [
+                torch.empty(spec.shape, dtype=spec.dtype, requires_grad=number < trained)
+                for number, spec in enumerate(specs)
+            ]
+            forward = jitgen.jit(layer.function).lower(*arguments, target=arch, backend=backend)
+            assert forward.backward is not None
+            steps = {"forward of training": forward.balance, "backward": forward.backward.balance}
+            for step, balance in steps.items():
+                row = {"layer": f"{name}, {step}", "rows": rows, "target": target, "kernels": balance.kernels}
+                yield row | ratios(balance)
 
 
 def main() -> None:
