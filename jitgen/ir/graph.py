@@ -124,7 +124,10 @@ class Guard:
     value: Any
 
     def holds(self, environment: dict[str, Any]) -> bool:
-        value = symbols.evaluate(self.expr, environment)
+        try:
+            value = symbols.evaluate(self.expr, environment)
+        except ZeroDivisionError:  # of a size that the trace divides by, and did not find empty
+            return False
         return value == self.value and type(value) is type(self.value)
 
     def __str__(self) -> str:

@@ -93,6 +93,13 @@ def test_a_tensor_without_dimensions_is_flipped(dims: Any) -> None:
     assert torch.equal(jitgen.jit(lambda x: x.flip(dims) + 1)(x), x + 1)
 
 
+def test_an_empty_dimension_by_which_a_guard_divides() -> None:
+    function = jitgen.jit(lambda x: x.roll(2, -1) + 1)
+    for shape in ((4, 9), (3, 0), (4, 8), (0, 5), (0, 0), (2, 1)):
+        x = torch.randn(shape)
+        assert torch.equal(function(x), x.roll(2, -1) + 1)
+
+
 def test_zero_dimensional() -> None:
     x, y = torch.tensor(3.0), data(4)
     check(lambda x, y: (x * 2, x + y, x[None] * y, x.reshape(1), x.unsqueeze(0), torch.stack([x, x])), x, y)
