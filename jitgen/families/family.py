@@ -217,6 +217,22 @@ def _empty(*_: Any) -> tuple[()]:
     return ()
 
 
+def _no_cost(problem: Any, candidate: Any, device: Device) -> float:
+    return 0.0
+
+
+def _same_schedule(kernel: Kernel, geometries: Sequence[Any], schedule: Any, device: Device) -> Any:
+    return schedule
+
+
+def _never_joins(bodies: Sequence[Body], body: Body) -> bool:
+    return False
+
+
+def _own_decision(question: Question, device: Device) -> Decision:
+    return question.decide(device)
+
+
 @dataclass(frozen=True)
 class Family:
     """Defines one kernel family; see the module for when each attribute is asked.
@@ -273,10 +289,10 @@ class Family:
     work: Callable[[Kernel, Sequence[Any], Any], Work]
     explain: Callable[[Kernel, Sequence[Any], Any, Device], list[str]]
     problem: Callable[[Kernel, Sequence[Any], Sequence[Any], Device], Any] = _plain_problem
-    cost: Callable[[Any, Any, Device], float] = lambda problem, candidate, device: 0.0
+    cost: Callable[[Any, Any, Device], float] = _no_cost
     facts: Callable[[Any, Device], Mapping[str, Any] | None] = _none
     tensor_maps: Callable[[Kernel, Sequence[Any], Sequence[Any], Any, Device], Sequence[MappedTensor]] = _empty
-    settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = lambda kernel, geometries, schedule, device: schedule
+    settle: Callable[[Kernel, Sequence[Any], Any, Device], Any] = _same_schedule
     recognise: Callable[[Graph, Mover, Device], Graph] = _keep
     respell: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep
     plan: Callable[[Sequence[Node], Partition], Sequence[Node]] = _keep
@@ -284,9 +300,9 @@ class Family:
     merge: Callable[[Region, Region], Region | None] = _none
     legalize: Callable[[Region, Partition, Sequence[Strided]], Region] = _keep
     body: Callable[[Region, Sequence[int], Sequence[Shape], list[tuple[Expr, str]]], Body] = _plain_body
-    joins: Callable[[Sequence[Body], Body], bool] = lambda bodies, body: False
+    joins: Callable[[Sequence[Body], Body], bool] = _never_joins
     rewrite_kernel: Callable[[Kernel, Call, Device], KernelRewrite | None] = _none
-    decide: Callable[[Any, Device], Decision] = lambda question, device: question.decide(device)
+    decide: Callable[[Any, Device], Decision] = _own_decision
     buckets: Callable[[Graph, Mapping[str, Any], Device], Sequence[SizeBuckets]] = _empty
     templates: Path | None = None
     code: Path | None = None

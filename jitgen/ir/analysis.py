@@ -122,9 +122,9 @@ def sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo: 
 
 
 def one_of(root: Node, dims: Sequence[int], mover: Mover) -> Node:
-    """Cuts ``root``, a pointwise result that does not vary along ``dims``, to one element along those of them that have
-    elements."""
-    dims = [dim for dim in dims if root.shape[dim] != 0]
+    """Cuts ``root``, a pointwise result that does not vary along ``dims``, to one element along those of them that it
+    has, and that have elements."""
+    dims = [dim for dim in dims if dim < len(root.shape) and root.shape[dim] != 0]
     order = topological([root], leaves=_SHAPES_TELL | {VIEW})
     needed = {id(root)}
     for node in reversed(order):

@@ -16,7 +16,6 @@ Neighbours: ``trace/`` builds graphs, ``families/partition.py`` divides them int
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -223,7 +222,7 @@ class Builder:
 
     def rebuilt(self, node: Node, inputs: Sequence[Node]) -> Node:
         """Rebuilds ``node`` over ``inputs``; returns itself where these are its own."""
-        return node if all(map(operator.is_, inputs, node.inputs)) else self.like(node, inputs)
+        return node if all(a is b for a, b in zip(inputs, node.inputs, strict=True)) else self.like(node, inputs)
 
 
 def _typed(value: Any) -> Any:
