@@ -394,7 +394,7 @@ class QTensor(torch.Tensor):
             if tensors is None:
                 facts = find(token.format), token.group_size, token.weight_shape
                 with _lasting(), fakes.real(self.tensors):
-                    if not self._copies.is_checked and _have_numbers(self.tensors):
+                    if not self._copies.is_checked and portable.have_numbers(self.tensors):
                         portable.check_finite(facts[0], self.tensors)
                         self._copies.is_checked = True
                     tensors = settled(layouts.convert(self.tensors, token.layout, layout, *facts))
@@ -598,11 +598,6 @@ def _as_parameter(tensor: QTensor, parameter: bool) -> QTensor:
     if parameter:
         tensor._is_param = True
     return tensor
-
-
-def _have_numbers(tensors: Tensors) -> bool:
-    """Returns whether these tensors hold numbers and no mode of torch's records them."""
-    return type(tensors[0]) is torch.Tensor and not torch._C._len_torch_dispatch_stack()
 
 
 def _lasting() -> AbstractContextManager[Any]:

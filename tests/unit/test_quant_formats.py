@@ -349,3 +349,14 @@ def test_a_weight_below_every_scale_is_refused() -> None:
     with pytest.raises(FormatError, match="too small"):
         jitgen.quantize(torch.full((4, 64), 1e-9), "int4.float16", 32)
     assert not jitgen.quantize(torch.zeros(4, 64), "int4.float16", 32).dequantize().any()
+
+
+def test_scales_that_kernels_in_cuda_do_not_multiply_by_are_refused() -> None:
+    weight = torch.randn(32, 64).clamp(-1, 1)
+    weight[:, ::32] = 4.0  # the largest magnitude of each group: its scale is 1
+    fits = jitgen.quantize(weight * 2.0**17, "mxfp4")
+    assert torch.equal(fits.with_layout("mma").dequantize(), fits.dequantize())
+    beyond = jitgen.quantize(weight * 2.0**18, "mxfp4")
+    with pytest.raises(FormatError, match=r"scale above 2\^17"):
+        beyond.with_layout("mma")
+    assert beyond.with_layout("interleaved").dequantize().isfinite().all()

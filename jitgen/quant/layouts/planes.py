@@ -35,13 +35,27 @@ from collections.abc import Callable
 
 import torch
 
+from jitgen.errors import FormatError
 from jitgen.quant.formats import Format, Geometry, geometry, round_up
 from jitgen.quant.layouts import Tensors
-from jitgen.quant.layouts.portable import from_unsigned_codes, of_rows, pack_bits, padded, unpack_bits, unsigned_codes
+from jitgen.quant.layouts.portable import (
+    from_unsigned_codes,
+    have_numbers,
+    of_rows,
+    pack_bits,
+    padded,
+    unpack_bits,
+    unsigned_codes,
+)
 
 BLOCK_ROWS = 16
 CHUNK = 64
 """K of "mma" is padded to a multiple of this many columns."""
+
+
+LARGEST_FOLDED = 127 + 17
+"""The largest e8m0 scale, 2^17 as its byte, of codes of 4 bits that are floats: kernels in CUDA C++ multiply such codes
+by it, as bfloat16 (``folded_scale`` in gemm_codes.cuh), and a larger one is infinite there."""
 
 
 def pack(layout: str, format: Format, group_size: int | None, shape: tuple[int, int], tensors: Tensors) -> Tensors:
@@ -49,6 +63,8 @@ def pack(layout: str, format: Format, group_size: int | None, shape: tuple[int, 
     sizes = geometry(group_size, shape)
     pack_codes, _, pack_rows, _ = _CONVERSIONS[layout]
     codes, *rest = tensors
+    if layout == "mma" and format.bits == 4 and format.scale == "e8m0":
+        _check_folded(format, rest[0])
     factors = [rest.pop()] if format.tensor_scale else []
     fields = unsigned_codes(format, codes)
     every = slice(0, sizes.rows)
@@ -72,6 +88,14 @@ def unpack(layout: str, format: Format, group_size: int | None, shape: tuple[int
     rows = [unpack_rows(sizes, groups, tensor)[: sizes.rows, : sizes.groups] for tensor in rest]
     numbers = [shared_rows(format, tensor).contiguous() for tensor in rows]
     return (from_unsigned_codes(format, fields.contiguous()), *numbers, *factors)
+
+
+def _check_folded(format: Format, scales: torch.Tensor) -> None:
+    if have_numbers((scales,)) and bool((scales > LARGEST_FOLDED).any()):
+        raise FormatError(
+            f"a weight of {format.name} has a scale above 2^17, which kernels in CUDA C++ do not multiply by: divide "
+            'the weight by a power of two and multiply the products by it, or use backend="triton"'
+        )
 
 
 def _groups(layout: str, sizes: Geometry, group_size: int | None) -> int:

@@ -166,6 +166,15 @@ _OF_ACTIVATIONS = {
 """What belongs to activations, all of it above 0: by the name of a weight's tensor, in words."""
 
 
+def have_numbers(tensors: Tensors) -> bool:
+    """Returns whether these tensors hold numbers and no mode of torch's records them."""
+    return (
+        type(tensors[0]) is torch.Tensor
+        and tensors[0].device.type != "meta"
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
 def check_finite(format: Format, tensors: Tensors) -> None:
     """Raises FormatError if a code or a scale is NaN or infinite, which kernels do not decode."""
     if tensors[0].device.type == "meta":
