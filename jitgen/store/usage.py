@@ -6,8 +6,8 @@ the process ends, however it ends, and nothing is written. ``prune`` removes onl
 are open-file-description locks, which Linux has: a process cannot lose them by closing another descriptor of the file.
 
 **Size.** ``<store>/v1/size`` has one line with the bytes that the last walk counted, and then one line for each write,
-appended. Lines of several processes do not mix, because each is one write of a few bytes. Many lines become one,
-because every write reads them all; a line that another process appends meanwhile is lost.
+appended. Lines of several processes do not mix, because each is one write of a few bytes. Below the limit many lines
+become one, because every write reads them all; a line that another process appends meanwhile is lost.
 """
 
 from __future__ import annotations
@@ -108,10 +108,13 @@ def note_written(root: Path, size: int, limit: int) -> bool:
     path = _size_path(root)
     # Without O_NONBLOCK a FIFO in its place would be waited for.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    text = ""
     with os.fdopen(descriptor, "r+") as file:
-        first, *lines = file.read().splitlines() or [""]
+        with suppress(UnicodeDecodeError):
+            text = file.read()
         file.write(f"{size}\n")
     try:
+        first, *lines = text.splitlines() or [""]
         counted, limit_then = map(int, first.split())
         added = size + sum(map(int, lines))
     except ValueError:  # a new file, or one that was damaged

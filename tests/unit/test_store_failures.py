@@ -268,6 +268,8 @@ def test_writes_that_are_noted_are_added_up(store: Store) -> None:
     assert int(counted) + sum(map(int, written)) == 3005
     assert usage.note_written(store.root, 6996, 10_000)
     assert usage.note_written(store.root, 3, 10_001), "another limit"
+    path.write_bytes(b"\xb0")
+    assert usage.note_written(store.root, 3, 10_000), "damaged"
 
 
 HOLD = """

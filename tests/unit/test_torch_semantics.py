@@ -188,6 +188,12 @@ def test_histc_counts_a_number_that_is_rounded_to_the_end(bins: int) -> None:
     assert torch.equal(jitgen.jit(lambda x: torch.histc(x, bins, -1, 1))(x), torch.histc(x, bins, -1, 1))
 
 
+@pytest.mark.parametrize("bounds", [(-1, math.inf), (math.nan, 1), (-math.inf, math.inf)])
+def test_bounds_of_histc_are_finite(bounds: tuple[float, float]) -> None:
+    with pytest.raises(TraceError, match="the range of histc is not finite"):
+        jitgen.jit(lambda x: torch.histc(x, 5, *bounds))(torch.randn(79))
+
+
 @pytest.mark.parametrize("bins", [10, 2000])
 def test_histc_without_bounds_refuses_what_is_not_finite(bins: int) -> None:
     run = jitgen.jit(lambda x: torch.histc(x, bins))

@@ -5,6 +5,7 @@ Each element is compared with all of a few. Where there are more, they are sorte
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -160,6 +161,8 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     if count <= 0:
         raise ValueError("bins must be positive")
     low, high = min, max
+    if not all(math.isfinite(bound) for bound in (low, high) if isinstance(bound, float)):
+        raise ValueError(f"the range of histc is not finite: min={low}, max={high}")
     x = input.reshape(-1)
     if low == high and x.shape[0]:
         low, high = x.amin(), x.amax()
