@@ -25,7 +25,8 @@ from jitgen.schedule.cost import Effort
 SLOWER = 3.0
 """What products without tensor maps take longer than those with them, as a share of the time of these: the ``dense``
 mainloop takes 804 us for 4096 x 4096 x 4096 where a copy and ``wgmma`` take 203, and ``mma`` with int4 weights 7.5 ms
-for 4096 x 14336 x 4096 where a copy that transposes and ``wgmma`` take 0.76 (H200)."""
+for 4096 x 14336 x 4096 where a copy that transposes and ``wgmma`` take 0.76 (H200,
+``docs/measured/h200-transposed-activations.json``)."""
 STREAMED_ROWS = 16
 """Rows of an activation up to which products read it without tensor maps."""
 TRANSPOSING = 12

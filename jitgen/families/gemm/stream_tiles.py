@@ -194,9 +194,9 @@ def for_a_pair(weights: StreamWeights, has_clusters: bool) -> MmaQuantized:
     """Returns the tiles that a launch of at most two rows takes, in an entry beside that of the bucket's eight.
 
     Windows of two rows of x take half of the shared memory, so that more blocks are resident, those of the next kernel
-    of a stream too, and other tiles are the fastest: on an H200 a layer of Llama-3-8B at batch 2 took 49.9 us with
-    these, 54.7 us with the tiles of eight rows and windows of two, and 57.8 us without an entry
-    (``docs/measured/h200-step-variants.json``). Tiles of four rows would save nothing: their windows have as many
+    of a stream too: on an H200 a layer of Llama-3-8B at batch 2 took 49.9 us with these, and 54.7 us with the tiles
+    that were chosen for eight rows then (``docs/measured/h200-persistent-step.json``); without such an entry it had
+    taken 57.8 us (``h200-step-variants.json``). Tiles of four rows would save nothing: their windows have as many
     bytes.
     """
     tiles = (tile for tile in candidates(PAIR, weights, has_clusters) if isinstance(tile, MmaQuantized))

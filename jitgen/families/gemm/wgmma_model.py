@@ -26,7 +26,7 @@ The constants of dense products were then fitted to 5,100 timings of 248: of 178
 (``docs/measured/h200-candidates-arranged.json``, ``-fitted.json``, ``-fitted-2.json``, ``-fitted-3.json``, and
 ``h100-candidates*.json``), by what the tile with the least estimate takes longer than the fastest, and by the error of
 the estimates of tiles that take at most twice as long; and, with less weight, to estimates of 40 products of 40 GFLOP
-and more by the model of 7,058 timings. With a third of the 178 left out in turn, the tile with the least estimate has
+and more by the model of 7,058 timings. With a third of the 178 left out, twice, the tile with the least estimate has
 0.945 of the speed of the fastest that was timed for those left out, and 0.964 for the others.
 ``h200-candidates-held-out.json`` has products that no constant was fitted to: ``python -m bench.judged`` says how near
 the choices are to the fastest.
