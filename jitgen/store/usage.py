@@ -108,13 +108,10 @@ def note_written(root: Path, size: int, limit: int) -> bool:
     path = _size_path(root)
     # Without O_NONBLOCK a FIFO in its place would be waited for.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
-    text = ""
-    with os.fdopen(descriptor, "r+") as file:
-        with suppress(UnicodeDecodeError):
-            text = file.read()
-        file.write(f"{size}\n")
+    with os.fdopen(descriptor, "rb+") as file:
+        first, *lines = file.read().splitlines() or [b""]  # of a damaged file, any bytes
+        file.write(f"{size}\n".encode())
     try:
-        first, *lines = text.splitlines() or [""]
         counted, limit_then = map(int, first.split())
         added = size + sum(map(int, lines))
     except ValueError:  # a new file, or one that was damaged
