@@ -38,7 +38,7 @@ FILE_LIMIT = 2**24
 """Bytes of a file."""
 ROW_LIMIT = 100_000
 SCHEDULE_LIMIT = 4
-"""Schedules of a row, of which a launch takes one."""
+"""Schedules of a row, and tilings of a source, of which a launch takes one."""
 MEMBER_LIMIT = 64
 """Members of a problem or of a schedule, and items of an array in one: of each at most so many."""
 NUMBER_LIMIT = 2**40

@@ -20,10 +20,10 @@ from jitgen.families import registry
 from jitgen.families.gemm import FAMILY
 from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized
 from jitgen.families.gemm.schedule import bucket, fewest_rows
-from jitgen.families.gemm.schedules.cuda import MOST_ENTRIES
 from jitgen.families.gemm.wgmma_model import tile_rounds
 from jitgen.families.gemm.wgmma_tiles import MOST_SUMS, WGMMA_SIZES, Weights, candidates, complementary, cost, estimate
 from jitgen.schedule.chips import H200
+from jitgen.schedule.tuned import SCHEDULE_LIMIT
 
 
 def tiles(tokens: int, warpgroups: int, blocks: int, span: int, splits: int) -> WgmmaQuantized:
@@ -70,7 +70,7 @@ def choose(fewest: int, most: int, weights: Weights) -> Any:
 def _time(rows: int, weights: Weights) -> float:
     """The time of the fastest of a bucket's tilings."""
     fewest, most = fewest_rows(rows), bucket(rows)
-    several = complementary(candidates(fewest, most, weights), fewest, most, weights)[:MOST_ENTRIES]
+    several = complementary(candidates(fewest, most, weights), fewest, most, weights)[:SCHEDULE_LIMIT]
     return min(estimate(tiling, rows, weights)[1] for tiling in several)
 
 

@@ -55,6 +55,7 @@ from jitgen.ir.ops import FLOATS
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
 from jitgen.quant import formats
 from jitgen.quant.codes import CODES
+from jitgen.schedule.tuned import SCHEDULE_LIMIT
 
 __all__ = ["candidates", "cost", "prologue"]
 
@@ -71,8 +72,6 @@ SPLIT_LENGTH = 2048
 """K from which on it may be split over a temporary; a range has a quarter of it at least."""
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of ranges of K that are compared."""
-MOST_ENTRIES = 4
-"""Tilings that share a source, at most."""
 WORTH_AN_ENTRY = 1.015
 """Each further entry with other tiles makes the first compile longer, so that it must save 1.5 % of the time on
 average."""
@@ -181,7 +180,7 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
         return fitted
     sizes = (problem.fewest_rows, problem.rows, _weights(problem))
     best = wgmma_tiles.complementary(fitted, *sizes)
-    counts = range(2, min(MOST_ENTRIES, len(best)) + 1)
+    counts = range(2, min(SCHEDULE_LIMIT, len(best)) + 1)
     sets = (min(itertools.combinations(best, n), key=lambda several: wgmma_tiles.cost(several, *sizes)) for n in counts)
     return [*fitted, *map(WgmmaTilings, sets)]
 
