@@ -36,6 +36,8 @@ def _over_square(g: Any, a: Any, b: Any) -> Any:
 
 def _power(g: Any, a: Any, b: Any) -> Any:
     """Computes the gradient of the base: b * a ** (b - 1), and 0 for b = 0 even where a is 0."""
+    if isinstance(b, float) and b in (0.5, 1.5):  # a tensor's: powers are no roots, which differ at -0.0 and -inf
+        return g * (b * a ** fn.full_like(g, b - 1))
     if isinstance(b, (int, float)):
         return fn.zeros_like(g) if b == 0 else g * (b * a ** (b - 1))
     return fn.where(b == 0, 0.0, g * (b * a ** (b - 1)))

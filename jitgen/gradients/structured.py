@@ -186,12 +186,7 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
         return {0: g.expand(at.shape(node.inputs[0]))}
     a, out = at.value(node.inputs[0]).to(g.dtype), at.value(node).to(g.dtype)
     if kind == "prod":
-        zero = a == 0
-        zeros = zero.sum(dims, keepdim=True)
-        others = fn.where(zero, 1.0, a)
-        for dim in dims:
-            others = others.prod(dim, keepdim=True)
-        return {0: fn.where(zero, fn.where(zeros == 1, g * others, 0.0), g * out / fn.where(zero, 1.0, a))}
+        return {0: _product(g, a, out, dims)}
     if at.has_other_sums(node.inputs[0]):
         selected = fn.where(_first_extremum(a, kind, dims), g, 0.0)
     else:
@@ -200,6 +195,27 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
         chosen = (a == out) | (fn.isnan(a) & fn.isnan(out))
         selected = fn.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)
     return {0: selected if node.inputs[0].attrs == SHARED_EXTREMUM else fn.where(fn.isnan(out), out, selected)}
+
+
+def _product(g: Any, a: Any, out: Any, dims: Sequence[int]) -> Any:
+    """Computes ``g`` times the product of the other elements: the whole product divided by the element, unless one of
+    the tensor is zero. Then it is that of the elements before and of those behind; a NaN has no effect where two
+    elements of all are zero."""
+    zero = a == 0
+    order = [*(dim for dim in range(a.dim()) if dim not in dims), *dims]
+    moved = a.permute(order)
+    rows = moved.flatten(-len(dims))
+    others = _before(rows) * _before(rows.flip(-1)).flip(-1)
+    others = others.reshape(moved.shape).permute([order.index(dim) for dim in range(a.dim())])
+    zeros = zero.sum()
+    if len(dims) == a.dim():
+        others = fn.where((zeros > 1) & fn.isnan(others), 0.0, others)
+    return fn.where(zeros == 0, g * (out / fn.where(zero, 1.0, a)), g * others)
+
+
+def _before(rows: Any) -> Any:
+    """Computes the product of what is before each element of a row."""
+    return fn.pad(rows.cumprod(-1), (1, 0), value=1.0).narrow(-1, 0, rows.shape[-1])
 
 
 def _first_extremum(a: Any, kind: str, dims: Sequence[int]) -> Any:
@@ -241,13 +257,30 @@ def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
 
 def _cumulative_product(g: Any, a: Any, out: Any, dim: int) -> Any:
     """Computes, up to the first zero, the sum of ``g * out`` from an element on, divided by the element. The zero has a
-    gradient by the products without it, and the elements behind it have none."""
+    gradient by the products without it, and the elements behind it have none. Products behind a zero that are NaN do
+    not count; others are zero, and count in a second derivative. There the gradients behind the first zero have a
+    derivative too: they are its value times those of the products without it."""
     zero = a == 0
     zeros = zero.long().cumsum(dim)
     first = zero & (zeros == 1)
-    total = (g * out).flip(dim).cumsum(dim).flip(dim) / fn.where(zero, 1.0, a)
-    without = (g * fn.where(first, 1.0, a).cumprod(dim)).flip(dim).cumsum(dim).flip(dim)
-    return fn.where(zeros == 0, total, fn.where(first, without, 0.0))
+
+    def total(products: Any, is_behind: Any) -> Any:
+        weighed = g * products
+        weighed = fn.where(is_behind & fn.isnan(weighed), 0.0, weighed)
+        return weighed.flip(dim).cumsum(dim).flip(dim)
+
+    before = fn.where(zeros == 0, a, 1.0).cumprod(dim)
+    behind = fn.where((zeros == 0) | first, 1.0, a).cumprod(dim)
+    at_first = fn.where(first, before * total(behind, zeros - zero.long() > 1), 0.0)
+    gradient = fn.where(zeros == 0, total(out, zeros > 0) / fn.where(zero, 1.0, a), at_first)
+    if not a.functions.trace.differentiable:
+        return gradient
+    second = zero & (zeros == 2)
+    later = total(fn.where(first, 1.0, a).cumprod(dim), zeros > 1) / fn.where(zero, 1.0, a)
+    at_second = total(fn.where(first | second, 1.0, a).cumprod(dim), zeros > 2)
+    value = fn.where(first, a, 0.0).sum(dim, keepdim=True)
+    without = fn.where(second, at_second, fn.where(zeros == 1, later, 0.0))
+    return fn.where((zeros == 0) | first, gradient, value * without)
 
 
 def _cumulative_logsumexp(g: Any, a: Any, out: Any, dim: int) -> Any:

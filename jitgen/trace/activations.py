@@ -81,9 +81,10 @@ def elu(
     is_positive = compare(trace, "gt", input, 0)
     value = where(trace, is_positive, positive, negative)
 
-    def slopes(value: Node) -> list[Node]:
+    def slopes(value: Node) -> list[Node]:  # of a NaN, as of positive numbers
         power = pointwise(trace, "exp", where(trace, compare(trace, "ge", input, 0), 0, scaled))
-        return [where(trace, is_positive, scale, pointwise(trace, "mul", power, alpha * scale * input_scale))]
+        falling = pointwise(trace, "mul", power, alpha * scale * input_scale)
+        return [where(trace, compare(trace, "le", input, 0), falling, scale)]
 
     return derived(trace, value, [input], slopes)
 
@@ -169,14 +170,26 @@ def gelu(trace: Trace, input: Node, approximate: str = "none") -> Node:
 @row("hardsigmoid")
 @floats_only
 def hardsigmoid(trace: Trace, input: Node, inplace: bool = False) -> Node:
-    return pointwise(trace, "div", clamped(trace, pointwise(trace, "add", input, 3), 0, 6, flat_ends=True), 6)
+    value = pointwise(trace, "div", _ramp(trace, input), 6)
+    inside = compare(trace, "lt", pointwise(trace, "abs", input), 3)
+    return derived(trace, value, [where(trace, inside, input, 0)], lambda _: [1 / 6])
 
 
 @row("hardswish")
 @floats_only
 def hardswish(trace: Trace, input: Node, inplace: bool = False) -> Node:
-    gate = clamped(trace, pointwise(trace, "add", input, 3), 0, 6, flat_ends=True)
-    return pointwise(trace, "div", pointwise(trace, "mul", input, gate), 6)
+    value = pointwise(trace, "div", pointwise(trace, "mul", input, _ramp(trace, input)), 6)
+
+    def slopes(value: Node) -> list[Node]:
+        rising = pointwise(trace, "add", pointwise(trace, "div", input, 3), 0.5)
+        return [where(trace, compare(trace, "lt", input, 3), rising, 1.0)]
+
+    return derived(trace, value, [where(trace, compare(trace, "le", input, -3), 0, input)], slopes)
+
+
+def _ramp(trace: Trace, input: Node) -> Node:
+    """Computes 0 up to -3, 6 from 3 on, and rises between."""
+    return clamped(trace, pointwise(trace, "add", input, 3), 0, 6, flat_ends=True)
 
 
 @row("tanhshrink")
@@ -233,4 +246,7 @@ def prelu(trace: Trace, input: Node, weight: Node) -> Node:
         channels = trace.make("view", (weight,), weight.dtype, shape, ("reshape",))
     else:
         channels = weight if not weight.shape else trace.make("view", (weight,), weight.dtype, (), ("squeeze", 0))
-    return where(trace, compare(trace, "gt", input, 0), input, pointwise(trace, "mul", input, channels))
+    is_positive = compare(trace, "gt", input, 0)
+    value = where(trace, is_positive, input, pointwise(trace, "mul", input, channels))
+    read = where(trace, is_positive, 0, channels)  # where a weight has a gradient
+    return derived(trace, value, [input, read], lambda _: [where(trace, is_positive, 1.0, channels), input])

@@ -322,6 +322,10 @@ def power(trace: Trace, input: Value, exponent: Value) -> Node:
                 base = input if exponent == -0.5 else pointwise(trace, "mul", input, input, dtype=dtype)
                 value = pointwise(trace, "rsqrt" if exponent == -0.5 else "reciprocal", base, dtype=dtype)
                 return derived(trace, value, [input], lambda _: [_power_slope(trace, input, exponent, dtype)])
+            if exponent == 1.5:
+                value = pointwise(trace, "pow", input, exponent, dtype=dtype)
+                root = pointwise(trace, "sqrt", input, dtype=dtype)
+                return derived(trace, value, [input], lambda _: [pointwise(trace, "mul", root, 1.5, dtype=dtype)])
     return pointwise(trace, "pow", input, exponent, dtype=dtype)
 
 
@@ -356,19 +360,32 @@ row("rad2deg")(partial(_scaled_angle, factor=180 / math.pi))
 
 @row("logit")
 def logit(trace: Trace, input: Node, eps: float | None = None) -> Node:
+    """Computes log(x / (1 - x)), whose slope at -0.0 is infinite, as it is at 0.0."""
     dtype = float_dtype(input.dtype)
-    value = input if eps is None else clamp(trace, trace.cast(input, dtype), eps, 1 - eps)
+    if eps is not None and eps < 0:
+        eps = None
+    if eps is None:
+        value = input
+    elif eps > 0.5:  # numbers below the lower bound are that, and all others the upper one
+        upper = where(trace, isnan(trace, input), input, 1 - eps)
+        value = where(trace, compare(trace, "lt", input, eps), eps, upper)
+    else:
+        value = clamp(trace, trace.cast(input, dtype), eps, 1 - eps)
     rest = pointwise(trace, "sub", 1.0, value, dtype=dtype)
     logit_ = pointwise(trace, "log", pointwise(trace, "div", value, rest, dtype=dtype))
 
-    def slopes(value_: Node) -> list[Node]:
-        ends = (0.0, 1.0) if eps is None else (eps, 1 - eps)
-        low, high = (as_stored(trace, end, dtype) for end in ends)
-        below, above = (pointwise(trace, op, input, end, result="bool") for op, end in (("lt", low), ("gt", high)))
-        slope = pointwise(trace, "reciprocal", pointwise(trace, "mul", value, rest, dtype=dtype))
-        return [where(trace, pointwise(trace, "bitwise_or", below, above), math.nan if eps is None else 0.0, slope)]
+    ends = (0.0, 1.0) if eps is None else (eps, 1 - eps)
+    low, high = (as_stored(trace, end, dtype) for end in ends)
+    below, above = (pointwise(trace, op, input, end, result="bool") for op, end in (("lt", low), ("gt", high)))
+    outside = pointwise(trace, "bitwise_or", below, above)
 
-    return derived(trace, logit_, [input], slopes)
+    def slopes(value_: Node) -> list[Node]:
+        spread = pointwise(trace, "abs", pointwise(trace, "mul", value, rest, dtype=dtype))
+        slope = pointwise(trace, "reciprocal", spread)
+        return [where(trace, outside, math.nan, slope) if eps is None else slope]
+
+    read = input if eps is None else where(trace, outside, 0, input)  # where it has a gradient
+    return derived(trace, logit_, [read], slopes)
 
 
 @row("lerp")

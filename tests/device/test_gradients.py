@@ -52,3 +52,32 @@ def test_gradients_of_products(rows: int, backend: str) -> None:
     for one, other in zip(found, wanted, strict=True):
         # A handful of values on the way are rounded to bfloat16, each off by half a unit in the last place at most.
         assert float((one.double() - other).norm() / other.norm()) < 4 * 2.0**-8
+
+
+SPECIAL: dict[str, Any] = {
+    "elu": F.elu,
+    "celu": lambda x: F.celu(x, 0.5),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "prelu": lambda x: F.prelu(x, torch.full((1,), float("inf"), device=x.device)),
+    "logit": lambda x: torch.logit(x, 0.1),
+    "prod": lambda x: x.prod(-1),
+    "prod of columns": lambda x: x.prod(0),
+    "cumprod": lambda x: x.cumprod(-1),
+    "renorm": lambda x: x.renorm(2, 0, 3.0),
+}
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_points_have_torchs_gradients(name: str, backend: str) -> None:
+    """Those of torch's kernels for this device, which compute an element at a time."""
+    points = torch.tensor([0.0, 0.5, -0.5, 1.0, 2.0, -3.0, 3.0, float("inf"), float("nan"), -4.0])
+    x = points[torch.randint(0, 10, (64, 5), generator=torch.Generator().manual_seed(3))].cuda()
+    found = []
+    for function in (SPECIAL[name], jitgen.jit(SPECIAL[name], backend=backend)):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        seed = torch.arange(1.0, result.numel() + 1, device="cuda").reshape(result.shape)
+        found.append(torch.autograd.grad(result, leaf, seed)[0])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6, equal_nan=True)

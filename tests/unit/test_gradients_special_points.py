@@ -173,12 +173,79 @@ def test_a_function_of_one_number(name: str, dtype: torch.dtype) -> None:
     check(UNARY[name], [points], 1, "jit")
 
 
+ACTIVATIONS = ["relu", "relu6", "hardtanh", "leaky_relu", "elu", "selu", "celu", "softplus", "softsign", "logsigmoid"]
+ACTIVATIONS += ["silu", "mish", "gelu", "hardsigmoid", "hardswish", "tanhshrink", "hardshrink", "softshrink"]
+OF_SINGLE_ELEMENTS: dict[str, Function] = {
+    **{name: getattr(F, name) for name in ACTIVATIONS},
+    "elu that falls": lambda x: F.elu(x, -0.7),
+    "threshold": lambda x: F.threshold(x, 0.5, 2.0),
+    "logit": torch.logit,
+    "logit between": lambda x: torch.logit(x, 0.1),
+    "logit between bounds that cross": lambda x: torch.logit(x, 0.6),
+    "logit of a negative bound": lambda x: torch.logit(x, -0.2),
+    "prelu": lambda x: F.prelu(x, torch.full((1,), math.inf, dtype=x.dtype)),
+    "clamp": lambda x: x.clamp(-1, 3),
+    **{f"power {p}": lambda x, p=p: x**p for p in (0, 0.5, 1.5, 2, 2.5, 3, -0.5, -1, -2, INF, NAN)},
+    **{
+        f"power tensor({p})": lambda x, p=p: torch.pow(x, torch.tensor(p, dtype=x.dtype))
+        for p in (0.0, 0.5, 1.5, 2.0, -0.5, -1.0, NAN)
+    },
+}
+
+
+@pytest.mark.parametrize("name", OF_SINGLE_ELEMENTS)
+@pytest.mark.quick(where=lambda name: name in ("elu", "hardsigmoid", "hardswish", "logit"))
+def test_special_points_have_the_values_and_gradients_that_torch_gives_a_single_element(name: str) -> None:
+    """Torch's kernels for whole vectors give some of them others, at a NaN and at -0.0."""
+    function, points = OF_SINGLE_ELEMENTS[name], torch.tensor([*overflowing(torch.float64), -3.0, NAN]).double()
+    for weight in (1.5, NAN):
+        found = []
+        for of, pieces in ((function, points.split(1)), (jitgen.jit(function), [points])):
+            leaves = [piece.clone().requires_grad_() for piece in pieces]
+            results = [of(leaf) for leaf in leaves]
+            given = [torch.full_like(result, weight) for result in results]
+            gradients = torch.autograd.grad(results, leaves, given)
+            found.append((torch.cat([result.detach() for result in results]), torch.cat(gradients)))
+        for want, got in zip(*found, strict=True):  # torch has 1 / 6 in float32
+            torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-15, equal_nan=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(UNARY.keys() - NO_SECOND))
 def test_second_derivatives(name: str) -> None:
     far = [] if name == "mish" else [700.0, 720.0]  # where that of mish is NaN in torch
     points = [0.5, 1.0, 3.0, 7.3, 20.5, -0.5, -1.0, -3.0, -7.3, *far]
     check(UNARY[name], [torch.tensor(points, dtype=torch.float64)], 2, "jit")
+
+
+PRODUCTS: dict[str, Function] = {
+    "prod": lambda x: x.prod(-1),
+    "prod of columns": lambda x: x.prod(0),
+    "prod of one": lambda x: x[:2].prod(1, keepdim=True),
+    "reversed cumprod": lambda x: x.flip(0).cumprod(0).flip(0),
+    "cumprod": lambda x: x.cumprod(-1),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "cumprod" else pytest.param(name, marks=pytest.mark.slow) for name in PRODUCTS]
+)
+def test_second_derivatives_of_products_with_zeros(name: str) -> None:
+    """With none, one, two and three in a row. Those of the elements behind a zero depend on it."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+    x[torch.rand(8, 5, generator=generator) < 0.3] = 0
+    x[0] = torch.tensor([2.0, 0.0, 0.0, 3.0, 0.0])
+    weights = torch.randn(40, generator=generator, dtype=torch.float64)
+    found = []
+    for of in (PRODUCTS[name], jitgen.jit(PRODUCTS[name])):
+        leaf = x.clone().requires_grad_()
+        result = of(leaf)
+        (first,) = torch.autograd.grad(result.flatten(), leaf, weights[: result.numel()], create_graph=True)
+        (second,) = torch.autograd.grad(first.flatten(), leaf, weights)
+        found.append((first.detach(), second))
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -334,7 +401,19 @@ WITH_NANS: dict[str, Callable[..., Any]] = {
     "quantile": lambda x: x.quantile(0.4, -1),
     "quantiles": lambda x: x.quantile(torch.tensor([0.4, 1.0]), -1),
     "nanquantile": lambda x: x.nanquantile(0.4, -1),
+    "nansum": lambda x: x.nansum(-1),
+    "nanmean": lambda x: x.nanmean(-1),
+    "renorm": lambda x: x.renorm(2, 0, 3.0),
+    "prod": lambda x: x.prod(-1),
+    "prod of columns": lambda x: x.prod(0, keepdim=True),
+    "prod of all": torch.prod,
+    "prod of one row": lambda x: x[4:].prod(-1),
+    "prod of all of a row": lambda x: x[5].prod(),
+    "cumprod": lambda x: x.cumprod(-1),
+    "cumprod of columns": lambda x: x.cumprod(0),
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
 }
+ZEROS = [[INF, 0.0, 2.0, NAN], [0.0, 0.0, NAN, INF], [INF, -0.5, 0.0, 3.0], [0.0, INF, 0.0, NAN], [2.0, -0.0, 1.0, 3.0]]
 
 
 @pytest.mark.parametrize("name", WITH_NANS)
@@ -346,6 +425,8 @@ def test_rows_with_nans_have_eager_torchs_gradients(name: str) -> None:
         [INF, 1.0, INF, -INF],
         [NAN, INF, -INF, 0.0],
         [1.0, 2.0, 3.0, 4.0],
+        [NAN, NAN, NAN, NAN],
+        *(ZEROS if "prod" in name.split() or "cumprod" in name else []),
     ]
     if name == "amax of a product":
         rows = [row for row in rows if INF not in row]

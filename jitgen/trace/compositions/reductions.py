@@ -21,7 +21,10 @@ FEW_ROWS = 25
 
 @composition("nansum")
 def nansum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    numbers = torch.where(input.isnan(), 0, input) if input.is_floating_point() else input
+    if not input.is_floating_point():
+        return input.sum(dim, keepdim, dtype=dtype)
+    numbers = torch.where(input.isnan(), 0, input)
+    numbers = with_gradient(numbers, input, torch.where(input.isnan(), 0.0, 1.0))
     return numbers.sum(dim, keepdim, dtype=dtype)
 
 
@@ -42,7 +45,11 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
         raise ValueError("renorm takes at least two dimensions, a positive p and a maxnorm of 0 or more")
     others = [d for d in range(input.dim()) if d != dim % input.dim()]
     norm = torch.linalg.vector_norm(input, p, others, keepdim=True)
-    return input * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
+    value = input * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
+    beyond = norm.detach() > maxnorm
+    scaled = with_gradient(input, torch.where(beyond, input, 0.0), 1.0)  # a norm that is kept has no gradient
+    scaled = scaled * (maxnorm / (torch.linalg.vector_norm(scaled, p, others, keepdim=True) + 1e-7))
+    return with_gradient(value, torch.where(beyond, scaled, input), 1.0)
 
 
 @composition("linalg__powsum")
