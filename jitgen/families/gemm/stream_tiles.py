@@ -174,7 +174,7 @@ def _spills(tokens: int, rows: int, stages: int, weights: StreamWeights) -> bool
         return False
     if not weights.light:
         return rows > 4 or stages > 2
-    return (tokens == 1 and stages > 2 and rows > 1) or (tokens == 8 and rows * stages > 8)
+    return (tokens == 1 and stages > 2 and rows > 1) or (1 < tokens <= EIGHT and rows * stages > 8)
 
 
 def folds_scales(contraction: Contraction) -> bool:
@@ -190,8 +190,9 @@ def is_plain(contraction: Contraction) -> bool:
     return contraction.format == "int4" and not short_groups and contraction.dtype == "bfloat16"
 
 
-def for_a_pair(weights: StreamWeights, has_clusters: bool) -> MmaQuantized:
-    """Returns the tiles that a launch of at most two rows takes, in an entry beside that of the bucket's eight.
+def for_a_pair(weights: StreamWeights, has_clusters: bool, most_bytes: int) -> MmaQuantized | None:
+    """Returns the tiles that a launch of at most two rows takes, in an entry beside that of the bucket's eight; None if
+    none has at most ``most_bytes`` of shared memory.
 
     Windows of two rows of x take half of the shared memory, so that more blocks are resident, those of the next kernel
     of a stream too: on an H200 a layer of Llama-3-8B at batch 2 took 49.9 us with these, and 54.7 us with the tiles
@@ -200,7 +201,8 @@ def for_a_pair(weights: StreamWeights, has_clusters: bool) -> MmaQuantized:
     bytes.
     """
     tiles = (tile for tile in candidates(PAIR, weights, has_clusters) if isinstance(tile, MmaQuantized))
-    return min(tiles, key=lambda tile: microseconds(tile, PAIR, weights, tile.shared_bytes))
+    fitting = (tile for tile in tiles if tile.shared_bytes <= most_bytes)
+    return min(fitting, key=lambda tile: microseconds(tile, PAIR, weights, tile.shared_bytes), default=None)
 
 
 def shortened(warps_k: int, splits: int, steps: int) -> tuple[int, int]:

@@ -122,8 +122,9 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         blocks = [schedule for schedule in blocks if schedule.block_n % RUN == 0] or [_simt(problem)]
     if not problem.device.has_clusters or any(body.has_runs for body in problem.bodies):
         blocks = [replace(schedule, cluster_k_splits=1) for schedule in blocks]
-    fitting = [_with_a_pair(_with_stages_that_fit(schedule, problem), problem) for schedule in blocks]
-    return [*tensor_maps, *_within_shared_memory(fitting, problem.target.shared_bytes)]
+    fitted = [_with_stages_that_fit(schedule, problem) for schedule in blocks]
+    fitting = _within_shared_memory(fitted, problem.target.shared_bytes)
+    return [*tensor_maps, *(_with_a_pair(schedule, problem) for schedule in fitting)]
 
 
 def _within_shared_memory(schedules: Sequence[BlockSchedule], limit: int) -> list[BlockSchedule]:
@@ -238,8 +239,9 @@ def _with_a_pair(schedule: BlockSchedule, problem: Problem) -> BlockSchedule:
         return schedule
     if any(body.has_runs for body in problem.bodies):
         return replace(schedule, pair=replace(schedule, tokens=stream_tiles.PAIR))
-    tiles = stream_tiles.for_a_pair(cuda_streams.weights_of(problem), problem.device.has_clusters)
-    return replace(schedule, pair=replace(tiles, wide=problem.wide))
+    weights, most_bytes = cuda_streams.weights_of(problem), problem.target.shared_bytes
+    tiles = stream_tiles.for_a_pair(weights, problem.device.has_clusters, most_bytes)
+    return replace(schedule, pair=tiles and replace(tiles, wide=problem.wide))
 
 
 def _with_wgmma_stages_that_fit(candidate: WgmmaTiling, problem: Problem) -> WgmmaTiling:
