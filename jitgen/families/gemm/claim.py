@@ -17,10 +17,12 @@ attention). ``claim`` finds regions in these steps:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.blocks_of_rows import pairs
 from jitgen.families.family import Claim, Partition, Question
@@ -38,6 +40,13 @@ from jitgen.ir.views import ROW_TILE, Mover, at_tile
 from jitgen.kernel.operands import item_size
 
 Materialize = Callable[[Node], Node]
+
+MOST_PRODUCTS = 4
+"""Products of a region at most, on a GPU: a thread that decodes weights of five spills its sums (NVRTC 13.0), and tiles
+of eight in Triton take 136 KiB of shared memory."""
+SUMS_BYTES = 64 * (64 + 4) * 8
+"""Shared memory in bytes of the sums of one product in the smallest tile of the cuda dialect for many rows, 64 x 64 with
+rows that are padded by four: in float64, or in float32 for two groups of warps."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +89,13 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     unflattened = without_hidden_products(unflattened, mover, materialize, flat=False)
     stores = [replace(flattened(store.result, store.value, mover), run=store.run) for store in unflattened]
     stores = without_hidden_products(stores, mover, materialize, flat=True)
-    several = not partition.device.uses_cutlass
-    stores = [_with_products_of_one_kernel(store, mover, materialize, several) for store in stores]
+    most = _most_products(partition.device)
+    stores = [_with_products_of_one_kernel(store, mover, materialize, most) for store in stores]
     rest: list[Node | None] = [None if position in taken else node for position, node in enumerate(values)]
     wholes = {store.result: store.value for store in unflattened}
     for store in stores:
+        if _has_more_products(store, regions, most):
+            store = _with_products_in_memory(store, products_of(store.value), mover, materialize)
         whole = wholes[store.result]
         if not products_of(store.value):
             rest[store.result] = largest.in_memory(restored(store, whole, mover), store, mover)
@@ -156,11 +167,32 @@ def _region(store: Store, length: Size) -> Region:
     return Region("gemm", axes, (store,))
 
 
-def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materialize, several: bool) -> Store:
-    """Keeps in ``store`` the products that one kernel computes together: the first one and, if a kernel takes
-    ``several``, those with the same activation and a weight of the same format. The others are materialized."""
+def _most_products(device: Device) -> int:
+    """Returns how many products a region has at most, which one thread sums."""
+    if not device.is_gpu:
+        return sys.maxsize
+    if device.uses_cutlass:
+        return 1
+    return min(MOST_PRODUCTS, device.target.shared_bytes // SUMS_BYTES) if device.dialect == "cuda" else MOST_PRODUCTS
+
+
+def _has_more_products(store: Store, regions: Sequence[Region], most: int) -> bool:
+    """Returns whether the region that ``store`` and those of ``regions`` become which share its products would have
+    more than ``most`` products."""
+    sharing = [other for region in regions if _shares_product(region, store) for other in region.stores]
+    return len({id(product) for one in (store, *sharing) for product in products_of(one.value)}) > most
+
+
+def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materialize, most: int) -> Store:
+    """Keeps in ``store`` the products that one kernel computes together: the first one and, up to ``most``, those with
+    the same activation and a weight of the same format. The others are materialized."""
     products = products_of(store.value)
-    others = [product for product in products[1:] if not several or _kind(product) != _kind(products[0])]
+    kept = [product for product in products if _kind(product) == _kind(products[0])][:most]
+    return _with_products_in_memory(store, [product for product in products if product not in kept], mover, materialize)
+
+
+def _with_products_in_memory(store: Store, others: Sequence[Node], mover: Mover, materialize: Materialize) -> Store:
+    """Makes ``store`` read temporaries instead of the products ``others``."""
     if not others:
         return store
     readers = [(child, node) for node in topological([store.value], leaves=PRODUCTS) for child in node.inputs]
