@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ def summed(x: Any, *weights: Any) -> Any:
 def neighbours(x: Any, *weights: Any) -> Any:
     """Results share products, which one region would have all of."""
     values = [F.linear(x, weight) for weight in weights]
-    return tuple(a + b for a, b in zip(values, values[1:], strict=False))
+    return tuple(a + b for a, b in itertools.pairwise(values))
 
 
 @pytest.mark.parametrize("function", [summed, neighbours])

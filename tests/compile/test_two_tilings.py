@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(nvrtc.toolchain() is None, reason="needs NVRTC a
 
 
 SPILLED_BYTES = {None: 0, "int4": 140}
-"""Bytes that the entry of the largest tile spills at most, as NVRTC 13.5 compiles the 128 x 256 of int4; others none."""
+"""Bytes that the entry of the largest tile spills at most, 128 x 256 of int4 as NVRTC 13.5 compiles it; others none."""
 
 
 @pytest.mark.parametrize("format", [None, "int4"])

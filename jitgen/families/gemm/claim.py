@@ -45,8 +45,8 @@ MOST_PRODUCTS = 4
 """Products of a region at most, on a GPU: a thread that decodes weights of five spills its sums (NVRTC 13.0), and tiles
 of eight in Triton take 136 KiB of shared memory."""
 SUMS_BYTES = 64 * (64 + 4) * 8
-"""Shared memory in bytes of the sums of one product in the smallest tile of the cuda dialect for many rows, 64 x 64 with
-rows that are padded by four: in float64, or in float32 for two groups of warps."""
+"""Shared memory in bytes of the sums of one product in the smallest tile of the cuda dialect for many rows: 64 x 64,
+with rows that are padded by four, in float64, or in float32 for two groups of warps."""
 
 
 @dataclass(frozen=True)
