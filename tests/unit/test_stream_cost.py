@@ -40,7 +40,7 @@ def test_the_cost_is_the_mean_over_the_bucket(format: str | None, rows: int, few
         assert fewest == problem.rows or least < cost < most
 
 
-@pytest.mark.parametrize("kib", [24, 48, 163])
+@pytest.mark.parametrize("kib", [48, 163])
 def test_tiles_of_a_pair_fit_shared_memory(kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest of a short weight have 64 KiB."""
     monkeypatch.setattr(spec, "_SHARED_KIB", {80: kib})
