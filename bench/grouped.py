@@ -2,10 +2,11 @@
 
     python -m bench.grouped OUTPUT.json --seconds 80
 
-Rows go to experts by Zipf laws (``EXPONENTS``; 0 is even). Times are of calls in one CUDA graph, in microseconds. The
-calls take other experts each, and weights in turn, so that no L2 cache holds what a call reads. Beside jitgen's
-dialects stand ``torch._grouped_mm`` of bfloat16 and, where it is installed, humming's products of experts over weights
-that it quantised itself, of rows in the order of experts (``grouped_contiguous``) and of rows by ids (``indexed``).
+Rows go to experts by Zipf laws (``EXPONENTS``; 0 is even). Times are of calls in one CUDA graph, in microseconds, of
+graphs in turn. The calls take other experts each, and weights in turn, so that no L2 cache holds what a call reads.
+Beside jitgen's dialects stand ``torch._grouped_mm`` of bfloat16 and, where it is installed, humming's products of
+experts over weights that it quantised itself, of rows in the order of experts (``grouped_contiguous``) and of rows by
+ids (``indexed``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +28,8 @@ import torch
 
 import jitgen
 from bench.measurement import made
-from bench.prebuild import compile_each
-from bench.timing import graph_seconds
+from bench.prebuild import compiling
+from bench.timing import medians
 from tests.grouped import rows_as_quantized
 
 SHAPES = {
@@ -52,6 +53,8 @@ COPIES = 4
 """Copies of weights at most."""
 KINDS = {"indexed": FEW_TOKENS, "grouped_contiguous": 1 << 30}
 """Humming's products of experts, and up to how many tokens each is timed."""
+HUMMING_COLUMNS = 256
+"""What humming pads columns to a multiple of: gpt-oss-20b's 2880 to 3072. It refuses them as they are."""
 FORMATS: dict[str, tuple[str | None, int | None, str | None]] = {
     "bf16": (None, None, None),
     "int4": ("int4", 128, None),
@@ -147,6 +150,7 @@ class Humming:
             shape_k=length,
             weight_config=dict(HUMMING[name]),
             num_experts=experts,
+            pad_n_to_multiple=HUMMING_COLUMNS,
             torch_dtype=dense.dtype,
         ).cuda()
         tensors = HummingWeightSchema.quant_tensor(dense, layer.weight_schema, dense.dtype)
@@ -218,14 +222,14 @@ class Weights:
     humming: Humming | None
 
     @classmethod
-    def drawn(cls, shape: str, name: str) -> Weights:
+    def drawn(cls, shape: str, name: str, beside_humming: bool) -> Weights:
         experts, _, length, columns = SHAPES[shape]
         dense = drawn(experts, columns, length)
         format, group, activation = FORMATS[name]
         weight: Any = jitgen.quantize(dense, format, group, method="absmax", activation=activation) if format else dense
         humming = None
         try:
-            humming = Humming(dense, name) if has_humming(name) else None
+            humming = Humming(dense, name) if beside_humming else None
         except Exception as error:
             print("humming", shape, name, f"{type(error).__name__}: {str(error)[:300]}", flush=True)
         return cls([dense], [weight], weight.dequantize(torch.bfloat16) if format else dense, humming)
@@ -239,10 +243,11 @@ class Weights:
 
 
 def measured(
-    shape: str, tokens: int, name: str, exponent: float, weights: Weights, backends: Sequence[str]
+    shape: str, tokens: int, name: str, exponent: float, weights: Weights, options: argparse.Namespace
 ) -> dict[str, Any]:
     experts, chosen, length, columns = SHAPES[shape]
-    rows, generator = tokens * chosen, torch.Generator().manual_seed(tokens + experts)
+    backends = options.backends
+    rows, generator = tokens * chosen, torch.Generator().manual_seed(options.seed + tokens + experts)
     x = torch.randn(rows, length, device="cuda", dtype=torch.bfloat16)
     sets = SETS if tokens <= FEW_TOKENS else 1
     counts = [chosen_counts(experts, tokens, chosen, exponent, generator) for _ in range(sets)]
@@ -257,8 +262,10 @@ def measured(
     for backend in backends:
         run = function_of(backend)
         calls[backend] = lambda run=run: [partial(run, x, quantised[w], ends[s]) for s, w in order]  # type: ignore[misc]
-    calls["torch bf16"] = lambda: [partial(product, x, dense[w], ends[s]) for s, w in order]
+    if "torch" in options.peers:
+        calls["torch bf16"] = lambda: [partial(product, x, dense[w], ends[s]) for s, w in order]
     peer, activation = weights.humming, FORMATS[name][2]
+    timed: dict[str, list[Any]] = {}
     for kind in [kind for kind, most in KINDS.items() if peer is not None and tokens <= most]:
         calls[f"humming {kind}"] = lambda kind=kind: peer.calls(kind, x, [counts[s] for s, _ in order])  # type: ignore
     values = rows_as_quantized(x, activation)
@@ -271,10 +278,11 @@ def measured(
                 assert torch.equal(result, each[0]()), "other bits"
             elif peer is not None and subject != "torch bf16":
                 row[f"{subject} error"] = error_of(result, x.double(), peer.exact, counts[0])
-            row[subject] = graph_seconds(each) * 1e6
+            timed[subject] = each
         except Exception as error:
             row[subject] = f"{type(error).__name__}: {str(error)[:200]}"
-    times = {subject: row[subject] for subject in calls if isinstance(row[subject], float)}
+    times = {subject: seconds * 1e6 for subject, seconds in medians(timed, "cuda", 0.0).items()}
+    row |= times
     best = min((times[backend] for backend in backends if backend in times), default=None)
     if best is not None:
         row["TFLOP/s"] = 2e-6 * rows * length * columns / best
@@ -295,24 +303,29 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=["bf16", "int4"], choices=FORMATS)
     parser.add_argument("--exponents", nargs="*", type=float, default=EXPONENTS)
     parser.add_argument("--backends", nargs="*", default=["cuda", "triton"], choices=["cuda", "triton"])
+    parser.add_argument("--peers", nargs="*", default=["torch", "humming"], choices=["torch", "humming"])
+    parser.add_argument("--seed", type=int, default=37)
     options = parser.parse_args()
     started = time.time()
     kinds = [(shape, name) for name in options.formats for shape in options.shapes if takes(shape, name)]
-    jobs = [("humming", name, shape, *options.tokens) for shape, name in kinds if has_humming(name)]
-    jobs += [(b, f, s, t) for s, f in kinds for t in options.tokens for b in options.backends]
-    compile_each(compiled, jobs)
-    print(f"compiled after {time.time() - started:.1f} s", flush=True)
-    torch.manual_seed(37)
-    record, results = made("bench.grouped"), list[dict[str, Any]]()
-    with torch.no_grad():
+    peers = {name for name in options.formats if has_humming(name) and "humming" in options.peers}
+    jobs = {
+        (shape, name): [("humming", name, shape, *options.tokens)] * (name in peers)
+        + [(backend, name, shape, tokens) for tokens in options.tokens for backend in options.backends]
+        for shape, name in kinds
+    }
+    results: list[dict[str, Any]] = []
+    with compiling(compiled, jobs) as wait_for, torch.no_grad():
+        record = made("bench.grouped")
         for shape, name in kinds:
-            if time.time() - started > options.seconds:
-                break
-            weights = Weights.drawn(shape, name)
+            wait_for((shape, name))
+            print(shape, name, f"compiled after {time.time() - started:.0f} s", flush=True)
+            torch.manual_seed(options.seed)
+            weights = Weights.drawn(shape, name, name in peers)
             for tokens, exponent in itertools.product(options.tokens, options.exponents):
                 if time.time() - started > options.seconds:
-                    break
-                results.append(measured(shape, tokens, name, exponent, weights, options.backends))
+                    return
+                results.append(measured(shape, tokens, name, exponent, weights, options))
                 options.output.write_text(json.dumps(record | {"results": results}, indent=1))
             print(shape, name, f"{time.time() - started:.0f} s", flush=True)
             del weights

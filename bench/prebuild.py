@@ -9,8 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +60,28 @@ def prebuild(builds: Iterable[Build], jobs: int | None = None) -> None:
 def compile_each(compiled: Callable[..., str], jobs: Sequence[tuple[Any, ...]]) -> None:
     """Call ``compiled`` with the arguments of each of ``jobs``, in a process for each core; it returns what went wrong,
     or nothing, and that is printed."""
+    with compiling(compiled, {"": jobs}) as wait_for:
+        wait_for("")
+
+
+@contextmanager
+def compiling(
+    compiled: Callable[..., str], groups: Mapping[Any, Sequence[tuple[Any, ...]]]
+) -> Iterator[Callable[[Any], None]]:
+    """Calls ``compiled`` as ``compile_each`` does, for several groups of jobs; gives a function that waits for those of
+    one group, so that what needs them may begin before the others are done. No process may have a device yet."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        futures = [pool.submit(compiled, *job) for job in jobs]
-        for job, future in zip(jobs, futures, strict=True):
-            if failure := future.result():
-                print("not compiled", job, failure, flush=True)
+        futures = {group: [pool.submit(compiled, *job) for job in jobs] for group, jobs in groups.items()}
+
+        def wait_for(group: Any) -> None:
+            for job, future in zip(groups[group], futures[group], strict=True):
+                if failure := future.result():
+                    print("not compiled", job, failure, flush=True)
+
+        try:
+            yield wait_for
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _failure(build: Build) -> str:

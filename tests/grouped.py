@@ -47,6 +47,11 @@ def gated(x: Any, weight: Any, ends: Any, scales: Any) -> Any:
     return F.silu(gate) * up * scales[:, None]
 
 
+def of_one_row(x: Any, weight: Any, ends: Any, order: Any) -> Any:
+    """The rows of ``x`` (1, K) that experts of its token read."""
+    return product(x[order // 2], weight, ends)
+
+
 def of_lengths(x: Any, weight: Any, ends: Any) -> Any:
     return torch._grouped_mm(x, weight, ends)
 

@@ -124,6 +124,31 @@ BY_CODES = [each for each in ACTIVATIONS if each[2] is not None]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("dtype", "format", "group"),
+    [*((dtype, None, None) for dtype in TOLERANCE), *((BF16, format, group) for format, group in FORMATS)],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [(2, 5, 64, 64), (8, 128, 96, 256), (17, 3, 80, 192), (300, 4, 208, 320)], ids=str)
+def test_the_row_of_one_token(
+    size: tuple[int, int, int, int], dtype: torch.dtype, format: str | None, group: int | None, backend: str
+) -> None:
+    """It is read where it is, by every row of every group, from any address."""
+    rows, groups, columns, length = size
+    if length % (group or 32):
+        pytest.skip("K is no number of groups")
+    dense = made(groups, columns, length, dtype=dtype)
+    weight = jitgen.quantize(dense, format, group_size=group) if format else dense
+    exact = weight.dequantize(torch.float64) if format else dense
+    run = jitgen.jit(lambda x, w, ends, order: product(x[order // 2], w, ends), backend=backend)
+    order = torch.arange(rows, device="cuda")  # all but two are out of range, where the first row is read
+    for x in (made(1, length, dtype=dtype), made(1, length + 1, dtype=dtype)[:, 1:]):
+        for name, ends in divisions(rows, groups).items():
+            found = run(x, weight, torch.tensor(ends, device="cuda", dtype=torch.int32), order)[: ends[-1]]
+            compare(found, rows_of_groups(x.expand(rows, -1), exact, ends)[: ends[-1]], f"{size} {name}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("format", "group", "activation"), BY_CODES)
 def test_quantised_activations(format: str, group: int | None, activation: str, backend: str) -> None:
     """Codes by codes: for few rows and many, of groups that are empty or have them all, and rows of no group."""

@@ -25,6 +25,7 @@ from tests.grouped import (
     gated,
     lengths_of_groups,
     of_lengths,
+    of_one_row,
     offsets,
     product,
     rows_as_quantized,
@@ -145,6 +146,28 @@ def test_in_cuda(format: str | None) -> None:
         ends = 5 * offsets(name)
         (found,) = run_cuda(product, x, weight, ends)
         assert not failure(found, rows_of_groups(x, exact, ends.tolist()), name)
+
+
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("cuda", "sm_80"), ("triton", "sm_90a")])
+@pytest.mark.parametrize("format", [None, "int4", "mxfp4"])
+def test_the_row_of_one_token_is_not_copied_for_its_experts(format: str | None, backend: str, target: str) -> None:
+    x, weight = jitgen.TensorSpec((1, 128), torch.bfloat16), (4, 64, 128)
+    matrices = jitgen.TensorSpec(weight, torch.bfloat16, format=format, group_size=64 if format == "int4" else None)
+    ends, order = jitgen.TensorSpec((4,), torch.int32), jitgen.TensorSpec(("N",), torch.int64)
+    low = jitgen.jit(of_one_row).lower(x, matrices, ends, order, backend=backend, target=target)
+    assert len(low.kernels) == 1
+    assert "operands repeated, " in low.explain()
+
+
+def test_rows_of_one_token() -> None:
+    x, dense, order = torch.randn(1, LENGTH), torch.randn(GROUPS, COLUMNS, LENGTH), torch.zeros(ROWS, dtype=torch.int64)
+    weight = jitgen.quantize(dense, "int4", group_size=32)
+    wanted = rows_of_groups(x.expand(ROWS, -1), weight.dequantize(torch.float64), OFFSETS["ragged"])
+    assert not failure(jitgen.jit(of_one_row)(x, weight, offsets("ragged"), order), wanted, "on a CPU")
+    with pytest.raises(IndexError):
+        jitgen.jit(of_one_row)(x, weight, offsets("ragged"), order + 2)
+    (found,) = run_cuda(of_one_row, x, weight, offsets("ragged"), order + 2)
+    assert not failure(found, wanted, "a GPU reads the first row instead")
 
 
 @pytest.mark.parametrize(("format", "group", "activation"), ACTIVATIONS)

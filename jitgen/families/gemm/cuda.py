@@ -221,7 +221,7 @@ def _activation(product: ContractionContext, path: str) -> str:
         pair = _bytes(product, "BytePair")
         pointer = f"reinterpret_cast<const {pair}*>({x.pointer})"
         return f"jitgen::StoredActivation<{_list(pair, x.unit // 2)}>{{{pointer}, {x.own[0]} / 2, 1}}"
-    vector = 1 if path != "dense" and x.kind != "k" else x.unit
+    vector = x.unit if path == "dense" or x.kind in ("k", "repeated") else 1
     type_of_x = _simt_dense([x]) if path == "simt" else f"jitgen::StoredActivation<{_list(x.storage, vector)}>"
     return f"{type_of_x}{{{', '.join([str(x.pointer), *x.own])}}}"
 
@@ -531,7 +531,7 @@ def _list(*values: Any) -> str:
 
 
 def _along(kind: str) -> str:
-    return f"jitgen::Along::{ {'k': 'k', 'outer': 'outer'}.get(kind, 'neither') }"
+    return f"jitgen::Along::{ {'k': 'k', 'repeated': 'k', 'outer': 'outer'}.get(kind, 'neither') }"
 
 
 def _quantised(product: ContractionContext, element: str) -> str:

@@ -45,7 +45,8 @@ class GemmLayout:
               0), or ``"strided"``. The same kinds describe what a prologue reads, with K for the columns.
             * ``x`` and ``weight``: ``"k"`` (stride 1 along K), ``"outer"`` (stride 1 along rows or columns), or
               ``"strided"``. On a GPU they are strided as well where the other stride is 0, as of an expanded tensor:
-              tensor maps describe no such matrix.
+              tensor maps describe no such matrix. An ``x`` whose rows are divided among groups is ``"repeated"`` then,
+              if its stride along K is 1.
             * The components of a quantised weight: ``"whole"``.
             * ``groups``: ``"column"``, or ``"strided"``.
         units: for each operand, how many elements one access may move: the largest power of two by which its address
@@ -122,6 +123,7 @@ _STRIDES = {
     "scalar": ("0", "0"),
     "strided": ("", ""),
     "k": ("", "1"),
+    "repeated": ("0", "1"),
     "outer": ("1", ""),
     "whole": (),
 }
@@ -237,10 +239,12 @@ def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Cal
     kinds, units = [], []
     for index, (operand, view, strides) in enumerate(zip(body.operands, views, geometry.strides, strict=True)):
         repeated = call.is_gpu and _repeats_rows(operand, view)
+        is_row = repeated and operand.kind == "x" and product.grouping in BY_ROWS and strides[:2] == (0, 1)
         is_read = operand.kind == "group_scales" or (operand.kind == "x" and index not in activations)
         role = "load" if is_read else operand.kind
-        kinds.append("strided" if repeated else _kind(role, *strides[:2]))
-        is_aligned = call.is_gpu and not repeated and not _begins_anywhere(operand, strides, product.grouping)
+        kinds.append("repeated" if is_row else "strided" if repeated else _kind(role, *strides[:2]))
+        begins_anywhere = _begins_anywhere(operand, strides, product.grouping)
+        is_aligned = is_row or (call.is_gpu and not repeated and not begins_anywhere)
         units.append(_unit(operand, view.offset, strides, call.buffers) if is_aligned else 1)
     # Kernels count the elements of one group's matrix, and add those of the groups before to a pointer.
     skipped = [_has_groups(operand, product.grouping) for operand in body.operands]

@@ -16,7 +16,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
 from jitgen.ir.graph import Node, topological
-from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, PRODUCTS, REDUCE, VIEW
+from jitgen.ir.nodes import CONTRACT, DEQUANTIZE, GATHER, GROUPED, PRODUCTS, REDUCE, VIEW
 from jitgen.ir.program import Decision
 from jitgen.ir.views import is_transposed
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
@@ -130,6 +130,20 @@ def _is_mapped(dtype: str, device: Device) -> bool:
     """Returns whether products of ``device`` read an activation of ``dtype`` by tensor maps along M."""
     is_hopper = device.dialect == "cuda" and not device.uses_cutlass and device.target.has_warpgroup_products
     return is_hopper and dtype in ("float16", "bfloat16")
+
+
+def repeated_row(product: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node | None:
+    """Returns the activation of the grouped ``product`` as a view that repeats the only row of a tensor, if it is
+    gathered from that, as the rows of one token's experts are; else None. A GPU reads the first element wherever an
+    index is, in range or not."""
+    x = product.inputs[0]
+    if product.kind is not GROUPED or not partition.device.is_gpu or x.kind is not GATHER or len(x.shape) != 2:
+        return None
+    source = x.inputs[0]
+    if x.attrs != (-1, 1) or source.shape[0] != 1 or source.under_views.kind is DEQUANTIZE:
+        return None
+    row = source if source.is_in_memory else materialize(source)
+    return partition.mover.move(row, ("expand",), x.shape)
 
 
 def activation_in_its_order(product: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node:
