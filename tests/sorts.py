@@ -54,6 +54,14 @@ def failures(got: Any, x: torch.Tensor, dim: int) -> list[str]:
     return [f"{name} of {x.dtype} {tuple(x.shape)} along {dim}" for name, mine, want in found if not same(mine, want)]
 
 
+def behind_ranks(x: torch.Tensor, y: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+    """What is computed pointwise of the first ``k`` ranks of rows of ``x``, and elements of ``y`` at their places:
+    twice a number, and numbers that are chosen, all of it exact."""
+    values, indices = (ranks.narrow(-1, 0, k) for ranks in x.sort(stable=True))
+    others = values, values * 2, indices.int() % 7, torch.where(indices > 3, values, 0), values > 0
+    return (*others, y.gather(-1, indices))
+
+
 def first_ranks(x: torch.Tensor, k: int, dim: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """torch.topk with the least index among equals."""
     values, indices = torch.sort(x, dim=dim, descending=largest, stable=True)

@@ -76,6 +76,18 @@ def first_ranks_of_a_prologue() -> Iterator[str | None]:
 
 
 @check
+def pointwise_work_behind_ranks() -> Iterator[str | None]:
+    x, y = sample((3, 50), torch.float32), sample((3, 50), torch.int16, 1)
+    for most, k, count in ((1024, 50, 1), (1024, 7, 1), (16, 50, 3), (16, 7, 3)):
+        with patch.dict("jitgen.families.rows.sort.schedule.MOST_ELEMENTS", triton=most):
+            function = jitgen.jit(lambda x, y, k=k: sorts.behind_ranks(x, y, k), backend="triton")
+            found = len(function.lower(x, y).kernels)
+            yield None if found == count else f"{found} kernels"
+            for number, pair in enumerate(zip(function(x, y), sorts.behind_ranks(x, y, k), strict=True)):
+                yield None if sorts.same(*pair) else f"result {number} of {k} ranks, at most {most}"
+
+
+@check
 def numbers_that_are_counted() -> Iterator[str | None]:
     """Of one number there are many; a piece of columns begins within those that are counted at once."""
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitgen.ir import symbols
-from jitgen.ir.body import WHOLE, Body, Operand
+from jitgen.ir.body import WHOLE, Body, Operand, behind
 from jitgen.ir.program import Program
 from jitgen.ir.views import Memory, NotViewable, Strided
 from jitgen.kernel.operands import locate
@@ -41,10 +41,11 @@ def read_elsewhere(
         writes = any(o.kind == "store" and o.buffer == buffer for body in kernel.bodies for o in body.operands)
         for body in kernel.bodies:
             stored = _stored(body, buffer, memory, environment) if writes and not written else set()
-            for operand in body.operands if writes or written else ():
+            taken = _taken(body)
+            for number, operand in enumerate(body.operands) if writes or written else ():
                 if operand.buffer is None or operand.buffer >= len(program.inputs):
                     continue
-                if operand.kind in WHOLE or _elements(operand, memory, environment) not in stored:
+                if operand.kind in WHOLE or number in taken or _elements(operand, memory, environment) not in stored:
                     inputs.add(operand.buffer)
         written = written or writes
     return frozenset(inputs)
@@ -59,6 +60,12 @@ def _stored(body: Body, buffer: int, memory: Strided, environment: Mapping[str, 
         return set()
     stores = [operand for operand in body.operands if operand.kind == "store" and operand.buffer == buffer]
     return {_elements(operand, memory, environment) for operand in stores} - {None}
+
+
+def _taken(body: Body) -> set[int]:
+    """Returns the operands of which ``body`` reads elements at the places of ranks, behind ranks that it has stored."""
+    rows = [i.args[0] for i in body.instructions if i.op == "taken"]
+    return {body.instructions[p].attr for p in behind(body.instructions, rows) if body.instructions[p].op == "load"}
 
 
 def _elements(operand: Operand, memory: Strided, environment: Mapping[str, Any]) -> Strided | None:

@@ -173,8 +173,8 @@ def _is_of_ranks(node: Node, index: Index) -> bool:
 
 
 def _is_viewed(node: Node, index: Index) -> bool:
-    """Returns whether ``node`` is returned, or a view of it is read; else its readers can be in the kernel of it."""
-    return node in index.roots or any(user.kind is VIEW for user in index.users[node])
+    """Returns whether a view of ``node`` is read; else its readers can be in the kernel of it."""
+    return any(user.kind is VIEW for user in index.users[node])
 
 
 def _taken_apart(chains: Mapping[Node, Collection[Chain]], index: Index) -> set[Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ def of_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def first_ranks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     values, indices = torch.topk(x / 0.7, 50)
-    return values, indices
+    return values.float() * 0.7, indices
 
 
 CASES: dict[str, Case] = {
@@ -73,6 +74,18 @@ def test_cuda_on_the_cpu(shape: tuple[int, ...], dim: int, dtype: torch.dtype, m
     x = sample(shape, dtype)
     with patch.dict("jitgen.families.rows.sort.schedule.MOST_ELEMENTS", cuda=most):
         assert sorts.failures(run(lambda x: both_ways(x, dim), x), x, dim) == []
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.parametrize(("most", "k", "count"), [(4096, 7, 1), (4096, 50, 1), (16, 50, 3)])
+def test_pointwise_work_behind_ranks_on_the_cpu(most: int, k: int, count: int) -> None:
+    """A warp selects few ranks, a block sorts a row, and chunks of one are merged; then elements of another row are
+    gathered by a kernel of their own."""
+    x, y = sample((3, 50), torch.bfloat16), sample((3, 50), torch.float64, 1)
+    function = partial(sorts.behind_ranks, k=k)
+    with patch.dict("jitgen.families.rows.sort.schedule.MOST_ELEMENTS", cuda=most):
+        assert len(jitgen.jit(function).lower(x, y, backend="cuda", target="sm_90a").kernels) == count
+        assert all(map(sorts.same, run(function, x, y), function(x, y)))
 
 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

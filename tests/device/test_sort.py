@@ -62,6 +62,17 @@ def test_first_ranks_of_a_prologue(length: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
+def test_pointwise_work_behind_ranks(dtype: torch.dtype, backend: str) -> None:
+    """By a warp, by a block, and by what merges chunks."""
+    for length, k in ((50, 7), (700, 3), (1000, 1000), (9001, 9001), (32_000, 50)):
+        x, y = sample((9, length), dtype, length, "cuda"), sample((9, length), torch.bfloat16, 1, "cuda")
+        got = jitgen.jit(lambda x, y, k=k: sorts.behind_ranks(x, y, k), backend=backend)(x, y)
+        for mine, theirs in zip(got, sorts.behind_ranks(x.cpu(), y.cpu(), k), strict=True):
+            assert sorts.same(mine.cpu(), theirs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_order_statistics(backend: str) -> None:
     x = sample((5, 3000), torch.float32, 3, "cuda")
     for function in (torch.median, torch.nanmedian, lambda x, dim: torch.kthvalue(x, 70, dim)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -101,16 +102,25 @@ def test_what_is_one_kernel(case: str) -> None:
 @pytest.mark.quick(where=lambda dtype: dtype == torch.bfloat16)
 def test_pointwise_work_of_many_ranks(dtype: torch.dtype) -> None:
     """On a CPU the kernel that sorts computes it, of values and of indices."""
-
-    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values, indices = x.sort(stable=True)
-        return values, values * 2, indices % 7, torch.where(indices > 3, values, 0), values > 0
-
     for shape in [(3, 256), (1, 3001), (2, 3, 999)]:
-        x = sample(shape, dtype)
-        assert kernels(function, x) == ["sort"]
-        for mine, theirs in zip(jitgen.jit(function)(x), function(x), strict=True):
-            assert sorts.same(mine, theirs)  # twice a number, and a number chosen, are exact
+        x, y = sample(shape, dtype), sample(shape, torch.float32, 1)
+        function = partial(sorts.behind_ranks, k=shape[-1])
+        assert kernels(function, x, y) == ["sort"]
+        assert all(map(sorts.same, jitgen.jit(function)(x, y), function(x, y)))
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_elements_at_the_places_of_ranks_into_their_row(length: int) -> None:
+    """A rank that is stored is an element that another rank may take."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        values, indices = x.sort(stable=True)
+        return values + (x * 2).gather(-1, indices)
+
+    x = torch.randn(5, length)
+    want = function(x)
+    jitgen.jit(function).bind(x)(x, out=x)
+    assert torch.allclose(x, want, rtol=1e-6, atol=0)
 
 
 def test_in_place_and_into_its_operand() -> None:

@@ -15,10 +15,9 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import KernelRewrite
-from jitgen.families.rows.sort.layout import is_counted, order_of
-from jitgen.families.rows.sort.schedule import MOST_ELEMENTS
+from jitgen.families.rows.sort.layout import MOST_ELEMENTS, is_counted, order_of
 from jitgen.ir import symbols
-from jitgen.ir.body import Body, Instruction, Operand, compute_dtype
+from jitgen.ir.body import Body, Instruction, Operand, behind, compute_dtype, with_all_behind
 from jitgen.ir.program import Buffer, Kernel
 from jitgen.ir.regions import Stage, row_axes
 from jitgen.ir.sorts import SORTS, Order
@@ -51,7 +50,9 @@ def in_chunks(kernel: Kernel, call: Call, device: Device) -> KernelRewrite | Non
     def kernels(kernel: Kernel, first: int) -> tuple[Kernel, Kernel]:
         (body,) = kernel.bodies
         sorted_chunks = replace(kernel, name=f"{kernel.name}_chunks", bodies=(_sorted(body, cut, shape, first),))
-        return sorted_chunks, replace(kernel, bodies=(_merged(body, whole, ranks, shape, first),), scalars=())
+        merged = _merged(body, whole, ranks, shape, first)
+        scalars = kernel.scalars if any(i.op == "scalar" for i in merged.instructions) else ()
+        return sorted_chunks, replace(kernel, bodies=(merged,), scalars=scalars)
 
     return KernelRewrite(temporaries, kernels)
 
@@ -64,9 +65,8 @@ def _temporaries(kind: str, order: Order, shape: Any, first: int) -> tuple[Opera
 def _sorted(body: Body, order: Order, shape: Any, first: int) -> Body:
     """Sorts the elements of ``body`` in chunks."""
     loads = tuple(operand for operand in body.operands if operand.kind != "store")
-    elements = [i for i in body.instructions if i.op not in ("sort", "store")]
-    # Instructions behind the first sort are sorts and stores alone, so that positions stay what they were.
-    (key,) = next(i.args for i in body.instructions if i.op == "sort")
+    elements = with_all_behind(body.instructions, next(i.args for i in body.instructions if i.op == "sort"))
+    key = len(elements) - 1
     stored: list[Instruction] = []
     stores = _temporaries("store", order, shape, first)
     for number, (what, operand) in enumerate(zip(SORTS, stores, strict=True)):
@@ -82,11 +82,19 @@ def _merged(body: Body, order: Order, ranks: Any, shape: Any, first: int) -> Bod
     loads = _temporaries("load", order, shape, first)
     instructions = [Instruction("load", (), compute_dtype(o.dtype), index) for index, o in enumerate(loads)]
     stores: list[Operand] = []
-    for store in (i for i in body.instructions if i.op == "store"):
-        what, _ = body.instructions[store.args[0]].attr
-        merge = Instruction("merge", (0, 1), store.dtype, (what, order), store.location, False, 1)
-        instructions += [merge, replace(store, args=(len(instructions),), attr=len(loads) + len(stores))]
-        stores.append(body.operands[store.attr])
+    now: dict[int, int] = {}
+    sorts, ends = ({p for p, i in enumerate(body.instructions) if i.op == op} for op in ("sort", "store"))
+    for position in sorted(behind(body.instructions, ends, sorts)):
+        instruction = body.instructions[position]
+        now[position] = len(instructions)
+        if position in sorts:
+            instruction = replace(instruction, op="merge", args=(0, 1), attr=(instruction.attr[0], order))
+        else:
+            instruction = replace(instruction, args=tuple(now[argument] for argument in instruction.args))
+        if position in ends:
+            stores.append(body.operands[instruction.attr])
+            instruction = replace(instruction, attr=len(loads) + len(stores) - 1)
+        instructions.append(instruction)
     axes = row_axes(shape, 1)
     stages = (Stage("sort", (axes[-1].name,)),)
     operands = (*loads, *stores)

@@ -1,10 +1,11 @@
 """Claims the values and the indices of sorted rows, and what is counted of rows, with pointwise work before.
 
 A *sort region* iterates over ``(outer..., row)`` of what is sorted. Its stages are ``map, sort``: the elements of a row
-may be computed, and one sort gives values, indices or both. What is computed of these, but for pointwise work of many
-ranks on a CPU, and what a row is computed from by another kind of kernel, is materialized. Where few ranks of a short
-row are *selected*, reductions of that row before, and of the ranks behind, are stages too: the router of a mixture of
-experts is a softmax, the greatest probabilities, and these over their sum.
+may be computed, and one sort gives values, indices or both. What is computed of these pointwise is a stage too, on a
+CPU where ranks are many; what is computed of them otherwise, and what a row is computed from by another kind of kernel,
+is materialized. Where few ranks of a short row are *selected*, reductions of that row before, and of the ranks behind,
+are stages as well: the router of a mixture of experts is a softmax, the greatest probabilities, and these over their
+sum.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from jitgen.ir.views import Mover
 def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     """Returns ``graph`` with numbers below a bound counted, and with ranks selected among groups of a row."""
     graph = counting.recognised(graph, mover, device)
-    return with_taken(limits.recognised(graph, mover), mover) if device.dialect in DIALECTS else graph
+    graph = limits.recognised(graph, mover) if device.dialect in DIALECTS else graph
+    return with_taken(graph, mover, device)
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:

@@ -20,9 +20,9 @@ from jitgen.families.row_passes import (
 )
 from jitgen.families.rows.sort import NAME
 from jitgen.families.rows.sort.layout import is_counted, is_merge, order_of, parameters
-from jitgen.families.rows.sort.schedule import Schedule
+from jitgen.families.rows.sort.schedule import CpuSchedule, Schedule, SelectionSchedule
 from jitgen.families.rows.sort.selection import is_selection
-from jitgen.ir.body import Body, compute_dtype, elements_under
+from jitgen.ir.body import Body, behind, compute_dtype, elements_under
 from jitgen.ir.graph import walked
 from jitgen.ir.program import Kernel
 from jitgen.ir.sorts import Order
@@ -44,7 +44,9 @@ class Rows(RowContext):
         order: which ranks are stored; see ``ir/sorts.py``.
         counts: whether numbers below a bound are counted.
         merges: whether sorted chunks are merged; then ``loads`` are their values and indices.
-        stores: results, with what each takes of a rank: ``"values"`` or ``"indices"``.
+        behind: what is computed of each rank that is stored, in order: a line, a ``load`` of a row's operand, (name,
+            type, what) of a ``rank``, an element of the row that is ``taken`` at its place, or a reduction of ranks.
+        stores: results, with what each takes of a rank: ``"values"`` or ``"indices"``, or of what is behind: its value.
     """
 
     row_loads: tuple[RowOperand, ...]
@@ -57,6 +59,7 @@ class Rows(RowContext):
     order: Order
     counts: bool
     merges: bool
+    behind: tuple[tuple[str, Any], ...]
     stores: tuple[tuple[RowOperand, str], ...]
 
 
@@ -100,14 +103,11 @@ class SelectedRows(Rows):
     Attributes:
         passes: those over the elements of a row, before ranks are selected; ``row_lines`` follow them.
         limits: the groups of the row that are found then.
-        behind: what is computed of the ranks, in order: a line, a reduction of them, (name, type, what) of a sort, or
-            an element at their places.
         rank_passes: the same as passes over the ranks; the last one is of the results.
     """
 
     passes: tuple[RowPass, ...]
     limits: tuple[Limit, ...]
-    behind: tuple[tuple[str, Any], ...]
     rank_passes: tuple[RankPass, ...]
 
 
@@ -118,9 +118,11 @@ def context(
     (body,) = kernel.bodies
     instructions, order = body.instructions, order_of(body)
     lines_ = printed(instructions, dialect, coarse=body.coarse)
-    if is_selection(body):
+    computes = is_selection(body)
+    if computes and isinstance(schedule, (CpuSchedule, SelectionSchedule)):
         return _selected(kernel, layout, declared, lines_, dialect)
-    stored = {i.attr: instructions[i.args[0]].attr[0] for i in instructions if i.op == "store"}
+    ends = {i.attr: i.args[0] for i in instructions if i.op == "store"}
+    stored = {index: "ranks" if computes else instructions[end].attr[0] for index, end in ends.items()}
     merges = is_merge(body)
     rows = {position for position, instruction in enumerate(instructions) if instruction.row}
     key = "" if merges else next(lines_.names[i.args[0]] for i in instructions if i.op == "sort")
@@ -131,13 +133,14 @@ def context(
         row_loads=() if merges else tuple(operand for operand in sources if operand.is_once),
         row_lines=tuple(line for position, line in lines_.lines.items() if position in rows),
         loads=sources if merges else tuple(operand for operand in sources if not operand.is_once),
-        lines=tuple(line for position, line in lines_.lines.items() if position not in rows),
+        lines=lines_under(body, lines_, [p for p, i in enumerate(instructions) if i.op == "sort"]),
         key=key,
         storage=dialect.storage_types[order.dtype],
         type=dialect.types[compute_dtype(order.dtype)],
         order=order,
         counts=is_counted(body),
         merges=merges,
+        behind=_behind_rank(body, lines_, shared["operands"], list(ends.values()), dialect) if computes else (),
         stores=tuple((shared["operands"][index], what) for index, what in sorted(stored.items())),
     )
 
@@ -171,7 +174,7 @@ def _selected(
         stores=tuple((o, "ranks") for o in shared["operands"] if o.role == "store"),
         passes=row_passes(body, text, dialect, behind),
         limits=limits,
-        behind=tuple(_behind(body, text, position, dialect) for position in sorted(behind)),
+        behind=_steps(body, text, behind, dialect),
         rank_passes=_rank_passes(body, text, dialect, behind),
     )
 
@@ -221,12 +224,36 @@ def _each_rank(body: Body, text: Printed, dialect: Dialect, roots: Sequence[int]
         return (argument for argument in above if not body.instructions[argument].row)
 
     positions = set(walked((argument for root in roots for argument in below(root)), below))
-    return tuple(_behind(body, text, position, dialect) for position in sorted(positions))
+    return _steps(body, text, positions, dialect)
 
 
-def _behind(body: Body, text: Printed, position: int, dialect: Dialect) -> tuple[str, Any]:
+def _behind_rank(
+    body: Body, text: Printed, operands: Sequence[RowOperand], roots: Sequence[int], dialect: Dialect
+) -> tuple[tuple[str, Any], ...]:
+    """Returns what is computed of each rank for the instructions at ``roots``, with what a row has one of."""
+    instructions = body.instructions
+
+    def below(position: int) -> Collection[int]:
+        instruction = instructions[position]
+        if instruction.op == "taken":
+            row = (p for p in behind(instructions, instruction.args[:1]) if instructions[p].row)
+            return (*row, instruction.args[1])
+        return () if instruction.op in ("sort", "merge") else instruction.args
+
+    positions = set(walked(roots, below))
+    loads = {instructions[p].attr: p for p in positions if instructions[p].op == "load"}
+    row_loads = tuple(("load", operand) for operand in operands if operand.index in loads)
+    return (*row_loads, *_steps(body, text, positions, dialect))
+
+
+def _steps(body: Body, text: Printed, positions: Collection[int], dialect: Dialect) -> tuple[tuple[str, Any], ...]:
+    steps = (_step(body, text, position, dialect) for position in sorted(positions))
+    return tuple((kind, what) for kind, what in steps if kind)
+
+
+def _step(body: Body, text: Printed, position: int, dialect: Dialect) -> tuple[str, Any]:
     instruction = body.instructions[position]
-    if instruction.op == "sort":
+    if instruction.op in ("sort", "merge"):
         return "rank", (text.names[position], dialect.types[instruction.dtype], instruction.attr[0])
     if instruction.op == "reduce":
         return "reduce", row_reduction(body, text, position, dialect)

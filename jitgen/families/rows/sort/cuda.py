@@ -24,6 +24,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         "index_lines": rows.cuda_indices,
         "row_loads": [_load(operand) for operand in rows.row_loads],
         "loads": [_load(operand) for operand in rows.loads],
+        "steps": [(kind, _load(what) if kind == "load" else what) for kind, what in rows.behind],
         "stores": [_store(operand, what) for operand, what in rows.stores],
     }
     return context, {}
@@ -40,5 +41,8 @@ def _load(operand: RowOperand) -> dict[str, Any]:
 
 
 def _store(operand: RowOperand, what: str) -> dict[str, Any]:
-    """Describes an operand with the address of rank ``to``; ``found`` is the source's name of what is stored there."""
-    return fields(operand) | {"what": what, "at": f"{operand.pointer}[{_base(operand)} + {operand.along('to')}]"}
+    """Describes an operand with the address of rank ``to``; ``computed`` is what is stored there where that is computed
+    of the rank."""
+    at = f"{operand.pointer}[{_base(operand)} + {operand.along('to')}]"
+    computed = f"jitgen::store<{operand.storage}>({operand.value})" if what == "ranks" else ""
+    return fields(operand) | {"what": what, "at": at, "computed": computed}

@@ -18,6 +18,10 @@ from jitgen.kernel.operands import Call
 from jitgen.kernel.parameters import KernelParameters
 from jitgen.kernel.rows import RowGeometry, RowLayout, is_wide, row_geometry, row_layout, row_parameters
 
+MOST_ELEMENTS = {"cuda": 4096, "triton": 1024}
+"""Elements of a row that a block sorts at most. CUDA keeps values of up to 8 bytes and indices of 4 in the 48 KiB of
+shared memory that need no attribute; Triton's compile time grows with the square of the number's logarithm."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry(RowGeometry):

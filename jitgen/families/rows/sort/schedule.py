@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from jitgen.device import Device
 from jitgen.families.family import Problem
-from jitgen.families.rows.sort.layout import Geometry, is_counted, is_merge, order_of
-from jitgen.families.rows.sort.selection import is_selection
+from jitgen.families.rows.sort.layout import MOST_ELEMENTS, Geometry, is_counted, is_merge, order_of
+from jitgen.families.rows.sort.selection import are_selected, is_selection
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_of
 from jitgen.kernel.launch import LaunchShape, blocks_of
@@ -17,9 +17,6 @@ from jitgen.kernel.operands import WARP, power_of_two
 from jitgen.kernel.rows import RowLayout
 from jitgen.schedule.declared import DeclaredSchedule, about
 
-MOST_ELEMENTS = {"cuda": 4096, "triton": 1024}
-"""Elements of a row that a block sorts at most. CUDA keeps values of up to 8 bytes and indices of 4 in the 48 KiB of
-shared memory that need no attribute; Triton's compile time grows with the square of the number's logarithm."""
 BLOCK_THREADS = 512
 """Threads of a CUDA block at most; each compares two elements at once or more."""
 BLOCK_ELEMENTS = 1024
@@ -145,7 +142,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         steps = geometry.ranks.bit_length()
         tile = TRITON_MERGED if device.dialect == "triton" else MERGE_THREADS
         return (MergeSchedule(MERGE_THREADS, 1, tile, steps, layout.wide),)
-    if is_selection(body):
+    if is_selection(body) and are_selected(geometry.length, geometry.start + geometry.count, device):
         tile = max(1, -(-power_of_two(geometry.length) // WARP))
         return (SelectionSchedule(SELECTION_WARPS * WARP, SELECTION_WARPS, tile, 0, layout.wide),)
     most = MOST_ELEMENTS[device.dialect]
@@ -202,8 +199,10 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, de
         lines.append("a thread sorts a row by itself: by digits, or where few ranks are asked for, those alone")
         if is_selection(body):
             lines.append("it reduces the row before, and the ranks behind")
-    elif is_selection(body):
+    elif isinstance(schedule, SelectionSchedule):
         lines.append("a warp selects the ranks one after another, and reduces the row before and the ranks behind")
     elif not is_merge(body):
         lines.append(f"a block sorts {schedule.rows} rows of up to {schedule.tile} elements by bitonic merges")
+    if device.is_gpu and is_selection(body) and not isinstance(schedule, SelectionSchedule):
+        lines.append("what is computed of a rank is computed where the rank is stored")
     return [*lines, operations_of(body, layout.along)]

@@ -1,10 +1,12 @@
-"""Claims rows of which few ranks are selected, with reductions of the row before, or of the ranks behind.
+"""Claims rows of which few ranks are selected, with reductions of the row before, or of the ranks behind, and any ranks
+with pointwise work behind.
 
 On a GPU a warp takes a row of up to ``MOST_SELECTED_FROM`` elements: each lane has some of them in registers, the least
 or greatest of all lanes is found once for each rank, and lane r has rank r then. So what is reduced over the row, and
 over the ranks, is reduced by shuffles. On a CPU a thread walks the row and the ranks in turn. Groups of the row that
 are kept (``limits.py``) are found before, and elements of the row are taken at the ranks' places behind: computed again
-there, from operands that are in a cache. On a CPU pointwise work behind many ranks is claimed without a reduction too.
+there, from operands that are in a cache. Pointwise work alone is claimed behind any ranks on a GPU, where the block
+that sorts a row, or merges its chunks, computes it as it stores a rank, and behind many ranks on a CPU.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.family import Partition, Question
 from jitgen.families.rows.sort import NAME
+from jitgen.families.rows.sort.layout import MOST_ELEMENTS
 from jitgen.families.rows.sort.limits import alone
 from jitgen.families.short_rows import REDUCED
 from jitgen.ir import symbols
@@ -28,7 +31,7 @@ from jitgen.ir.regions import Region, Store, row_axes
 from jitgen.ir.views import Mover
 
 DIALECTS = ("cuda", "cpp")
-"""Dialects that select."""
+"""Dialects whose kernels select ranks."""
 MOST_SELECTED_FROM = 512
 """Elements of such a row: 16 for each lane."""
 MOST_SELECTED = 32
@@ -40,18 +43,20 @@ ranks that took 0.84 to 1.04 of the time of two kernels, of 50 and 64 ranks 0.96
 
 @dataclass(frozen=True)
 class Selection(Question):
-    """Asks whether a warp, or a thread of a CPU, selects ranks of a row.
+    """Asks whether what sorts a row, or selects ranks of it, computes what is behind as well.
 
     Attributes:
         length: elements of the row.
         ranks: from the first one up to the last that is asked for.
         reduced: whether the row, or ranks of it, are reduced as well.
+        taken: whether elements of a row are taken at the ranks' places.
     """
 
-    placements = ("in one kernel with what is reduced before and behind", "in a kernel of their own")
+    placements = ("in one kernel with what is computed before and behind", "in a kernel of their own")
     length: Any
     ranks: Any
     reduced: bool
+    taken: bool
 
     def __str__(self) -> str:
         return f"{self.ranks} ranks of rows of {self.length} elements"
@@ -59,19 +64,28 @@ class Selection(Question):
     def decide(self, device: Device) -> Decision:
         if not device.is_gpu and not self.reduced and self.ranks >= MANY_RANKS:
             return Decision(True, "a thread goes along them, and vectors of ranks are worth it")
-        if self.length <= MOST_SELECTED_FROM and self.ranks <= MOST_SELECTED:
+        if are_selected(self.length, self.ranks, device):
             return Decision(True, "a warp selects them, a lane for each" if device.is_gpu else "a thread selects them")
+        if device.is_gpu and not self.reduced and not (self.taken and self.length > MOST_ELEMENTS[device.dialect]):
+            return Decision(True, "it is computed of each rank where that is stored")
         who = "a warp" if device.is_gpu else "a thread"
         return Decision(False, f"{who} selects up to {MOST_SELECTED} of up to {MOST_SELECTED_FROM}")
 
 
-def with_taken(graph: Graph, mover: Mover) -> Graph:
-    """Returns ``graph`` with what is gathered at the places of ranks taken from rows that are computed: a kernel that
-    selects the ranks has the row at hand. Else the row would be stored first."""
+def are_selected(length: int, ranks: int, device: Device) -> bool:
+    """Returns whether the first ``ranks`` of a row are selected one after another."""
+    return device.dialect in DIALECTS and length <= MOST_SELECTED_FROM and ranks <= MOST_SELECTED
+
+
+def with_taken(graph: Graph, mover: Mover, device: Device) -> Graph:
+    """Returns ``graph`` with what is gathered at the places of ranks taken from rows that the kernel of the ranks has
+    at hand: rows in memory, and those that are computed where it selects ranks; else these would be stored first."""
 
     def may_be_selected(node: Node) -> bool:
         length, ranks = (symbols.evaluate(operand.shape[-1], mover.environment) for operand in node.inputs[:2])
-        return length <= MOST_SELECTED_FROM and ranks <= MOST_SELECTED and not node.inputs[0].is_in_memory
+        if node.inputs[0].is_in_memory:
+            return Selection(length, ranks, reduced=False, taken=True).decide(device).fused
+        return are_selected(length, ranks, device)
 
     taken = {node for node in topological(graph.results) if is_taken(node, mover) and may_be_selected(node)}
 
@@ -100,14 +114,14 @@ def without_taken(node: Node, partition: Partition) -> Node:
 
 
 def selected(value: Node, position: int, partition: Partition) -> Region | None:
-    """Returns the region of ``value``, which is computed of a sort alone, where its ranks are selected; None for a
-    plain sort, and for other values."""
+    """Returns the region of ``value``, which is computed of a sort alone, where the sort's kernel computes it; None for
+    a plain sort, and for other values."""
     sorts = _sorts_of(value)
     if not sorts:
         return None
     last = len(value.shape) - 1
     first, operand = sorts[0], sorts[0].inputs[0]
-    if partition.device.dialect not in DIALECTS or first.attrs.dim != last or first.shape != value.shape:
+    if first.attrs.dim != last or first.shape != value.shape:
         return None
     if any(_order(node) != _order(first) for node in sorts) or not _is_of_ranks(value, first):
         return None
@@ -121,7 +135,7 @@ def selected(value: Node, position: int, partition: Partition) -> Region | None:
     if any(LIMITED in node.kinds for node in before if node.kind is not LIMITED):
         return None
     reduced = bool(before) or REDUCE in value.kinds
-    asked = Selection(operand.shape[-1], symbols.add(first.attrs.start, first.shape[-1]), reduced)
+    asked = Selection(operand.shape[-1], symbols.add(first.attrs.start, first.shape[-1]), reduced, bool(sources))
     if not partition.decide("", asked).fused:
         return None
     kept = {id(node) for node in before}
@@ -145,7 +159,7 @@ def sorted_by(region: Region) -> tuple[object, ...]:
 
 
 def is_selection(body: Body) -> bool:
-    """Returns whether ``body`` does more than to sort elements and to store ranks."""
+    """Returns whether ``body`` does more than to sort elements, or to merge them, and to store ranks."""
     instructions = body.instructions
     stored = (instructions[i.args[0]].op for i in instructions if i.op == "store")
     return any(i.op in ("reduce", "limited") for i in instructions) or any(op not in ("sort", "merge") for op in stored)

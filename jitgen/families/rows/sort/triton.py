@@ -40,6 +40,7 @@ def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dia
         "list": f"{rows.loads[0].pointer} + {_at(rows.loads[0], 'other * ranks + middle')}" if rows.merges else "",
         "element": "" if rows.counts else _element(rows, compared),
         "listed": triton.load_cast("candidate", rows.order.dtype),
+        "behind": [line for kind, what in rows.behind for line in _behind(kind, what, rows)],
         "stores": [store(o, what, rows.order.dtype) for o, what in rows.stores],
     }
     return context, rows.triton_options(schedule.wide, max(1, schedule.threads // WARP))
@@ -65,8 +66,23 @@ def _element(rows: Rows, compared: str) -> str:
     return f"({value}).to({compared})"
 
 
+def _behind(kind: str, what: Any, rows: Rows) -> list[str]:
+    """Prints a step of what is computed of ranks."""
+    if kind == "rank":
+        name, type_name, which = what
+        return [f"{name} = {'element' if which == 'values' else 'place'}.to({type_name})"]
+    if kind == "load":
+        return [f"{what.value} = {_load(what, 'row_live', 'place')['expression']}"]
+    if kind == "taken":
+        loads = [f"{x.value} = {_load(x, 'live', 'place')['expression']}" for x in rows.loads]
+        return [*loads, *(line.text + line.mark for line in what.lines), f"{what.name} = {what.value}"]
+    return [what.text + what.mark]
+
+
 def _store(operand: RowOperand, what: str, dtype: str) -> dict[str, Any]:
-    if what == "values":
+    if what == "ranks":
+        value = triton.store_cast(operand.value, operand.dtype)
+    elif what == "values":
         to = triton.TYPES.get(dtype)
         value = triton.store_cast("element" if to is None else f"element.to({to})", dtype)
     else:
