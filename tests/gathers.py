@@ -241,6 +241,11 @@ ASSIGNMENTS: dict[str, Function] = {
     "where a mask is": lambda x, y, i: x.__setitem__(y > 0, -1.0),
     "rows by a mask": lambda x, y, i: x.__setitem__(y[:, 0, 0] > 0, y[0]),
     "behind everything, by a mask": lambda x, y, i: x.__setitem__((slice(None), y[0, :, 0] > 0), 2.0),
+    "a mask before a number": lambda x, y, i: x.__setitem__((y[:, :, 0] > 0, 3), 2.5),
+    "a mask between a slice and a new dimension": lambda x, y, i: x.__setitem__(
+        (slice(1, None), y[0, :, 0] > 0, None, slice(None, None, 2)), y[1:, :1, None, ::2]
+    ),
+    "a mask behind a number": lambda x, y, i: x.__setitem__((2, Ellipsis, y[0, 0] > 0), y[1, :, :1]),
     "a new dimension": lambda x, y, i: x.__setitem__((None, Ellipsis, 0), 2),
     "one element": lambda x, y, i: x.__setitem__((0, 0, 0), 3),
     "a third": lambda x, y, i: (x.__setitem__(0, y[1]), x.__setitem__((2, 1), 5)),

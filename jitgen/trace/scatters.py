@@ -2,7 +2,7 @@
 assignment to a part of a tensor, and their likes.
 
 Each becomes one ``scatter`` node (``ir/scatters.py``), or several where torch's function is composed of them; values
-are combined in float32 at least. Assignment through a mask is a ``where``.
+are combined in float32 at least. Assignment through a mask is a ``where``, of the view that the rest of the key makes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import VIEW
 from jitgen.spec import DTYPES
+from jitgen.trace.contents import is_numpy
 from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.gathers import Chosen, along, at_least_1d, first_elements, from_end, require_index
 from jitgen.trace.indexing import refuse_nested, viewed_by
 from jitgen.trace.movement import dimension, flatten, squeezed, to_shape, unsqueeze
+from jitgen.trace.numbers import SymbolicBool
 from jitgen.trace.pieces import placed
 from jitgen.trace.reductions import sum_
 from jitgen.trace.selection import expand_constant, where
@@ -300,32 +302,61 @@ def movements_from(source: Node, viewed: Node) -> Movements | None:
 
 
 def _masked(trace: Trace, input: Node, key: tuple[Any, ...], mask: Node, value: Node, kind: str) -> Node:
-    """Assigns through a mask, the only index of the key; the rest are slices of everything."""
-    if not mask.shape or any(item is not mask and item is not Ellipsis and not _is_everything(item) for item in key):
-        raise UnsupportedError("assignment through a mask beside other indices is not supported; use torch.where")
+    """Assigns through a mask, the only tensor of the key, to what the rest of the key is a view of."""
     first = next(number for number, item in enumerate(key) if item is mask)
-    rest = len(key) - 1 - first if Ellipsis in key[:first] else len(input.shape) - first - len(mask.shape)
-    at = len(input.shape) - rest - len(mask.shape)
-    if rest < 0 or at < 0:
-        raise IndexError("too many indices for the tensor")
-    for size, other in zip(mask.shape, input.shape[at:], strict=False):
+    key = tuple(item.tolist() if is_numpy(item) else item for item in key)
+    before, behind = key[:first], key[first + 1 :]
+    if any(isinstance(item, (Node, list, tuple, range, bool, SymbolicBool)) for item in before + behind):
+        raise UnsupportedError(
+            "assignment through a mask beside other tensors, lists or bools takes an index for each true element, whose "
+            "number depends on data; make one mask of all, such as rows[:, None] & columns, or use torch.where"
+        )
+    viewed, _ = viewed_by(trace, input, (*before, *(slice(None) for _ in mask.shape), *behind))
+    if Ellipsis in before:
+        rest = sum(not _is_number(item) for item in behind)
+        at = len(viewed.shape) - rest - len(mask.shape)
+    else:
+        at = sum(not _is_number(item) for item in before)
+        rest = len(viewed.shape) - at - len(mask.shape)
+    for size, other in zip(mask.shape, viewed.shape[at:], strict=False):
         if not trace.guards.equal(size, other):
             raise IndexError("the mask has another shape than the dimensions that it indexes")
-    value = _without_leading_ones(trace, value, rest)
-    if len(value.shape) > rest or (at and value.shape):
+    chosen = compare(trace, "ne", mask, 0) if mask.dtype == "uint8" else mask
+    for _ in range(rest):
+        chosen = unsqueeze(trace, chosen, len(chosen.shape))
+    value = _for_each(trace, value, len(mask.shape), at, rest)
+    new = _fitted(trace, value, viewed.shape) if value.shape else value
+    new = where(trace, chosen, pointwise(trace, "add", viewed, new) if kind == "sum" else new, viewed)
+    if viewed is input:
+        return new
+    movements = movements_from(input, viewed)
+    assert movements is not None
+    return scattered(trace, input, new, (), range(len(new.shape)), movements=movements)
+
+
+def _for_each(trace: Trace, value: Node, masked: int, at: int, rest: int) -> Node:
+    """Returns a value for all true elements of a mask, as one that broadcasts to what the mask chooses of.
+
+    Args:
+        masked: how many dimensions the mask has, in whose place an assigned value has one.
+        at: how many dimensions are before them.
+        rest: how many are behind them.
+    """
+    value = _without_leading_ones(trace, value, max(rest, 0))
+    if len(value.shape) <= rest:
+        return value
+    dim = len(value.shape) - rest - 1
+    if dim > at or not trace.guards.equal(value.shape[dim], 1):
         raise UnsupportedError(
             "assignment through a mask takes as many rows of the value as the mask has true elements, which depends on "
             "data; assign a number, or use torch.where with a value of the tensor's shape"
         )
-    chosen = compare(trace, "ne", mask, 0) if mask.dtype == "uint8" else mask
-    for _ in range(rest):
-        chosen = unsqueeze(trace, chosen, len(chosen.shape))
-    new = pointwise(trace, "add", input, value) if kind == "sum" else value
-    return where(trace, chosen, new, input)
+    return to_shape(trace, value, (*value.shape[:dim], *(1,) * masked, *value.shape[dim + 1 :]))
 
 
-def _is_everything(item: Any) -> bool:
-    return isinstance(item, slice) and item == slice(None)
+def _is_number(item: Any) -> bool:
+    """Returns whether an index that is no tensor selects one element, and so leaves no dimension."""
+    return not (item is None or item is Ellipsis or isinstance(item, slice))
 
 
 @row("slice_scatter")

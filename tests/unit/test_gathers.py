@@ -180,6 +180,7 @@ def test_a_captured_tensor_is_updated_through_a_view() -> None:
 REFUSED = {
     "a mask that is read": (lambda x, m: x[m > 0], "depends on data"),
     "a vector through a mask": (lambda x, m: x.__setitem__(m > 0, m.flatten()), "depends on"),
+    "two masks": (lambda x, m: x.__setitem__((m[:, 0] > 0, m[0] > 0), 0), "one mask of all"),
     "one_hot of all there are": (lambda x, m: F.one_hot(m.long()), "num_classes"),
     "a nested list": (lambda x, m: x[[[0, 1]]], "tuple of lists"),
 }
