@@ -108,6 +108,12 @@ row("scatter_add")(lambda trace, input, dim, index, src: _scatter(trace, input, 
 def _scatter(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str) -> Node:
     require_index(index)
     at, base, index = dimension(input, dim), at_least_1d(trace, input), at_least_1d(trace, index)
+    ranks = {len(base.shape), len(index.shape), *([len(source.shape)] if isinstance(source, Node) else [])}
+    if isinstance(source, Node) and not source.kind.is_number:
+        one_dtype(input, source)
+    if len(ranks) > 1 and any(trace.guards.equal(size, 0) for size in index.shape):  # nothing is written, as in torch
+        result = trace.copy(input, input.dtype)
+        return with_gradient(trace, result, sum_(trace, source), 0.0) if isinstance(source, Node) else result
     if isinstance(source, Node) and not (source.kind.is_number and index.shape):
         one_dtype(input, source)
         source = first_elements(trace, at_least_1d(trace, source), index.shape, -1, "src")
@@ -136,6 +142,8 @@ def index_reduce(
 ) -> Node:
     if reduce not in ("prod", "mean", "amax", "amin"):
         raise ValueError(f"reduce argument must be prod, mean, amax or amin, not {reduce}")
+
+    _require_scalars_agree(input, source)
 
     def combine(base: Node, value: Any, kind: str) -> Node:
         return _along(trace, base, dim, index, value, kind)
@@ -175,6 +183,7 @@ def _identity(reduce: str, dtype: str) -> Any:
 @row("index_add")
 def index_add(trace: Trace, input: Node, dim: int, index: Node, source: Node, *, alpha: Any = 1) -> Node:
     require_range(trace, alpha, input.dtype)
+    _require_scalars_agree(input, source)
     if alpha != 1:
         wide = compute_dtype(source.dtype)
         source = pointwise(trace, "mul", trace.cast(source, wide), operand(trace, alpha, wide))
@@ -185,7 +194,17 @@ def index_add(trace: Trace, input: Node, dim: int, index: Node, source: Node, *,
 @row("index_copy")
 def index_copy(trace: Trace, input: Node, dim: int, index: Node, source: Node) -> Node:
     require_index(index, "int64")
+    is_one = all(trace.guards.equal(size, 1) for size in index.shape)
+    if not source.shape and (len(input.shape) > 1 or not is_one):
+        raise ValueError(
+            "a source without dimensions is copied to one element of a tensor of one dimension, as in torch"
+        )
     return _along(trace, input, dim, index, source, "set")
+
+
+def _require_scalars_agree(input: Node, source: Node) -> None:
+    if bool(source.shape) != bool(input.shape):
+        raise ValueError("a source without dimensions is for a tensor without dimensions, and no other is, as in torch")
 
 
 @row("index_fill")
@@ -195,17 +214,28 @@ def index_fill(trace: Trace, input: Node, dim: int, index: Node, value: Any) -> 
         raise ValueError("index_fill takes a number or a 0-d tensor as its value")
     base = at_least_1d(trace, input)
     from_behind = from_end(trace, at_least_1d(trace, index), base.shape[dimension(input, dim)])
-    return _along(trace, input, dim, from_behind, element(trace, value, input.dtype), "set")
+    value = element(trace, value, input.dtype)
+    result = _along(trace, input, dim, from_behind, value, "set", everywhere=True)
+    if not (trace.differentiable and is_float(value) and not value.kind.is_number):
+        return result
+    written = _along(trace, expand_constant(trace, False, "bool", input), dim, from_behind, True, "set")
+    return with_gradient(trace, result, where(trace, written, value, input), 1.0)  # once of equal indices
 
 
-def _along(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str) -> Node:
-    """Replaces slices of ``input`` along ``dim`` by those of ``source``, or by a number, or combines them with it."""
+def _along(
+    trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: str, *, everywhere: bool = False
+) -> Node:
+    """Replaces slices of ``input`` along ``dim`` by those of ``source``, or by a number, or combines them with it.
+
+    Args:
+        everywhere: whether a ``source`` without dimensions is for all slices, however many there are.
+    """
     require_index(index)
     if len(index.shape) > 1:
         raise IndexError("the index must have at most one dimension")
     at, base, index = dimension(input, dim), at_least_1d(trace, input), at_least_1d(trace, index)
     shape = (*base.shape[:at], index.shape[0], *base.shape[at + 1 :])
-    if isinstance(source, Node) and (source.shape or not input.shape):
+    if isinstance(source, Node) and not everywhere and (source.shape or not input.shape):
         one_dtype(input, source)
         source = at_least_1d(trace, source)
         here, wanted = (tuple(map(trace.guards.hint, sizes)) for sizes in (source.shape, shape))
@@ -215,6 +245,8 @@ def _along(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind: 
             trace.guards.equal(size, other)
         source = expand(trace, source, shape)
     else:
+        if isinstance(source, Node) and not source.kind.is_number:
+            one_dtype(input, source)
         source = filled(trace, element(trace, source, input.dtype), shape)
     rank = len(base.shape)
     result = scattered(trace, base, source, [along(trace, index, at, rank)], _dims_but(rank, at), kind)
@@ -308,8 +340,8 @@ def _masked(trace: Trace, input: Node, key: tuple[Any, ...], mask: Node, value: 
     before, behind = key[:first], key[first + 1 :]
     if any(isinstance(item, (Node, list, tuple, range, bool, SymbolicBool)) for item in before + behind):
         raise UnsupportedError(
-            "assignment through a mask beside other tensors, lists or bools takes an index for each true element, whose "
-            "number depends on data; make one mask of all, such as rows[:, None] & columns, or use torch.where"
+            "assignment through a mask beside other tensors, lists or bools takes an index for each true element, and "
+            "how many these are depends on data; make one mask of all, such as rows[:, None] & columns, or use torch.where"
         )
     viewed, _ = viewed_by(trace, input, (*before, *(slice(None) for _ in mask.shape), *behind))
     if Ellipsis in before:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.errors import TraceError, UnsupportedError
+from jitgen.errors import JitgenError, TraceError, UnsupportedError
 from tests import gathers, triton_gathers
 from tests.interpreter import Interpreter
 
@@ -191,6 +191,54 @@ def test_what_depends_on_data_is_refused(name: str) -> None:
     function, words = REFUSED[name]
     with pytest.raises(UnsupportedError, match=words):
         jitgen.jit(function)(torch.randn(4, 5), torch.ones(4, 5))
+
+
+def _vector(*numbers: float) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+WRITES: dict[str, Any] = {
+    "index_add": lambda x, i, s: x.index_add(0, i, s),
+    "index_copy": lambda x, i, s: x.index_copy(0, i, s),
+    "index_reduce": lambda x, i, s: x.index_reduce(0, i, s, "amax"),
+    "scatter": lambda x, i, s: x.scatter(0, i, s),
+    "scatter_add": lambda x, i, s: x.scatter_add(0, i, s),
+    "index_fill": lambda x, i, s: x.index_fill(0, i, s),
+}
+TARGETS = {"number": torch.tensor(2.5), "vector": _vector(1, 2, 3), "rows": torch.arange(6.0).reshape(2, 3)}
+SOURCES = {"number": torch.tensor(7.0), "one": _vector(7), "three": _vector(7, 8, 9)}
+INDICES: dict[str, Any] = {"number": 0, "one": [0], "three": [0, 0, 0], "none": []}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.covering(2)
+def test_tensors_without_dimensions_are_written_as_torch_does(write: str, target: str, source: str, index: str) -> None:
+    """And are refused where torch refuses them."""
+    function = WRITES[write]
+    arguments = TARGETS[target], torch.tensor(INDICES[index], dtype=torch.long), SOURCES[source]
+    try:
+        want = function(*arguments)
+    except (RuntimeError, IndexError):
+        with pytest.raises(JitgenError):
+            jitgen.jit(function)(*arguments)
+    else:
+        got = jitgen.jit(function)(*arguments)
+        assert got.shape == want.shape
+        assert torch.equal(got, want)
+
+
+def test_a_fill_at_equal_indices_has_its_gradient_once() -> None:
+    for shape, dim in (((4,), 0), ((3, 4), 1)):
+        found = []
+        for called in (torch.Tensor.index_fill, jitgen.jit(lambda x, d, i, v: x.index_fill(d, i, v))):
+            x, value = torch.ones(shape, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+            result = called(x, dim, torch.tensor([0, 2, 0, 0]), value)
+            weights = torch.arange(1.0, result.numel() + 1).reshape(shape)
+            found.append(torch.autograd.grad(result, (x, value), weights))
+        assert all(map(torch.equal, *found))
 
 
 def test_prewarmed_calls_run_in_strict_mode(tmp_path: Path) -> None:
