@@ -72,12 +72,17 @@ def scattered(
             return scattered(trace, node, new, (), range(len(new.shape)), movements=path)
 
         joined = placed(trace, base, trace.cast(value, dtype), movements, write)
-        if joined is not None:  # and without history of a value that has no elements
-            return with_gradient(trace, joined, sum_(trace, value), 0.0) if 0 in value.shape else joined
+        if joined is not None:
+            return _read_nothing_of(trace, joined, value) if 0 in value.shape else joined
     operands = [trace.cast(base, dtype), trace.cast(value, dtype)]
     operands += [expand(trace, trace.cast(index, "int64"), value.shape) for index in indices]
     attrs = (kind, tuple(coordinates), tuple(movements))
     return trace.cast(trace.make("scatter", operands, dtype, base.shape, attrs), base.dtype)
+
+
+def _read_nothing_of(trace: Trace, result: Node, value: Node) -> Node:
+    """Gives ``value``, no element of which is in ``result``, a gradient of zeros, as torch does."""
+    return with_gradient(trace, result, result, 1.0, sum_(trace, value), 0.0)
 
 
 def _dims_but(rank: int, dim: int) -> list[int]:
@@ -113,7 +118,7 @@ def _scatter(trace: Trace, input: Node, dim: Any, index: Node, source: Any, kind
         one_dtype(input, source)
     if len(ranks) > 1 and any(trace.guards.equal(size, 0) for size in index.shape):  # nothing is written, as in torch
         result = trace.copy(input, input.dtype)
-        return with_gradient(trace, result, sum_(trace, source), 0.0) if isinstance(source, Node) else result
+        return _read_nothing_of(trace, result, source) if isinstance(source, Node) else result
     if isinstance(source, Node) and not (source.kind.is_number and index.shape):
         one_dtype(input, source)
         source = first_elements(trace, at_least_1d(trace, source), index.shape, -1, "src")
@@ -341,7 +346,7 @@ def _masked(trace: Trace, input: Node, key: tuple[Any, ...], mask: Node, value: 
     if any(isinstance(item, (Node, list, tuple, range, bool, SymbolicBool)) for item in before + behind):
         raise UnsupportedError(
             "assignment through a mask beside other tensors, lists or bools takes an index for each true element, and "
-            "how many these are depends on data; make one mask of all, such as rows[:, None] & columns, or use torch.where"
+            "how many these are depends on data; make one mask of all, such as rows[:, None] & columns"
         )
     viewed, _ = viewed_by(trace, input, (*before, *(slice(None) for _ in mask.shape), *behind))
     if Ellipsis in before:

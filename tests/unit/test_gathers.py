@@ -295,3 +295,17 @@ def test_a_gather_beside_what_is_computed_before_a_reshape() -> None:
     x = torch.randn(17, 2, 3).permute(2, 1, 0).requires_grad_()
     for mine, theirs in zip(jitgen.jit(function)(x), function(x), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_an_assignment_of_nothing_keeps_the_history_of_what_was_there() -> None:
+    def assigned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        new = torch.zeros_like(x)
+        new[0] = x[0] * 3
+        new[2:2] = y[:0]
+        return new.scatter(0, torch.zeros(0, dtype=torch.long), y[:0, 0])
+
+    found = []
+    for called in (assigned, jitgen.jit(assigned)):
+        x, y = (torch.ones(3, 2, requires_grad=True) for _ in range(2))
+        found.append(torch.autograd.grad(called(x, y).sum(), (x, y)))
+    assert all(map(torch.equal, *found))
