@@ -1,9 +1,7 @@
 // jitgen 0.1.0: template gemm/gemm.cu.j2
-// target sm_90a: wgmma_quantized mainloop, tiles of 128 x 128, 64 of K a step, 12 warps a block, 7 stages, at most 2 blocks of a cluster share K, 2 products or loads at once, persistent blocks, 1 a
-//     multiprocessor, raster of 16 tiles, 210544 bytes of shared memory, or, for some numbers of rows: wgmma_quantized mainloop, tiles of 112 x 128, 64 of K a step, 12 warps a block, 8 stages, at
-//     most 2 blocks of a cluster share K, 2 products or loads at once, persistent blocks, 1 a multiprocessor, raster of 16 tiles, 201856 bytes of shared memory, or, for some numbers of rows:
-//     wgmma_quantized mainloop, tiles of 96 x 128, 64 of K a step, 12 warps a block, 8 stages, at most 2 blocks of a cluster share K, 2 products or loads at once, persistent blocks, 1 a
-//     multiprocessor, raster of 16 tiles, 185472 bytes of shared memory
+// target sm_90a: wgmma_quantized mainloop, tiles of 112 x 128, 64 of K a step, 12 warps a block, 8 stages, at most 2 blocks of a cluster share K, 2 products or loads at once, persistent blocks, 1 a
+//     multiprocessor, raster of 16 tiles, 201856 bytes of shared memory, or, for some numbers of rows: wgmma_quantized mainloop, tiles of 128 x 128, 64 of K a step, 12 warps a block, 7 stages, at
+//     most 2 blocks of a cluster share K, 2 products or loads at once, persistent blocks, 1 a multiprocessor, raster of 16 tiles, 210544 bytes of shared memory
 // stages: 2 x contract over k; map
 // (rows, columns) over K: x bfloat16 k, codes uint8 whole, scales bfloat16 whole, codes uint8 whole, scales bfloat16 whole, store bfloat16 full
 #include <jitgen/entry.cuh>
@@ -78,34 +76,6 @@ struct Config {
   static constexpr int ranges = 1;
   static constexpr int contractions = 2;
   static constexpr int regions = 1;
-  static constexpr int tokens = 128;
-  static constexpr int warpgroups = 2;
-  static constexpr int blocks = 2;
-  static constexpr int span = 1;
-  static constexpr int steps = 2;
-  static constexpr int stagger = 0;
-  static constexpr int stages = 7;
-  static constexpr int multicast = 1;
-  static constexpr int raster = 16;
-  static constexpr int most_splits = 2;
-  static constexpr int resident = 1;
-};
-using Shape = jitgen::QuantizedShape<Config, Weight>;
-static_assert(Shape::bytes == 210544, "shared memory as the launch has it");
-static_assert(Shape::threads == 384, "threads as the launch has them");
-
-extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_ca0f82f4(const __grid_constant__ Params params) {
-  const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
-  const Epilogue0 epilogue0 = {params};
-  jitgen::gemm_wgmma_quantized<Config, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
-}
-
-struct Config_1 {
-  static constexpr bool trimmed = true;
-  static constexpr int ranges = 1;
-  static constexpr int contractions = 2;
-  static constexpr int regions = 1;
   static constexpr int tokens = 112;
   static constexpr int warpgroups = 2;
   static constexpr int blocks = 2;
@@ -118,41 +88,41 @@ struct Config_1 {
   static constexpr int most_splits = 2;
   static constexpr int resident = 1;
 };
-using Shape_1 = jitgen::QuantizedShape<Config_1, Weight>;
-static_assert(Shape_1::bytes == 201856, "shared memory as the launch has it");
-static_assert(Shape_1::threads == 384, "threads as the launch has them");
+using Shape = jitgen::QuantizedShape<Config, Weight>;
+static_assert(Shape::bytes == 201856, "shared memory as the launch has it");
+static_assert(Shape::threads == 384, "threads as the launch has them");
 
-extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_ca0f82f4_1(const __grid_constant__ Params params) {
+extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
+jitgen_gemm_339629ec(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
-  jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
+  jitgen::gemm_wgmma_quantized<Config, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }
 
-struct Config_2 {
+struct Config_1 {
   static constexpr bool trimmed = true;
   static constexpr int ranges = 1;
   static constexpr int contractions = 2;
   static constexpr int regions = 1;
-  static constexpr int tokens = 96;
+  static constexpr int tokens = 128;
   static constexpr int warpgroups = 2;
   static constexpr int blocks = 2;
   static constexpr int span = 1;
   static constexpr int steps = 2;
   static constexpr int stagger = 0;
-  static constexpr int stages = 8;
+  static constexpr int stages = 7;
   static constexpr int multicast = 1;
   static constexpr int raster = 16;
   static constexpr int most_splits = 2;
   static constexpr int resident = 1;
 };
-using Shape_2 = jitgen::QuantizedShape<Config_2, Weight>;
-static_assert(Shape_2::bytes == 185472, "shared memory as the launch has it");
-static_assert(Shape_2::threads == 384, "threads as the launch has them");
+using Shape_1 = jitgen::QuantizedShape<Config_1, Weight>;
+static_assert(Shape_1::bytes == 210544, "shared memory as the launch has it");
+static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
-extern "C" __global__ void __launch_bounds__(Shape_2::threads, Config_2::resident)
-jitgen_gemm_ca0f82f4_2(const __grid_constant__ Params params) {
+extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
+jitgen_gemm_339629ec_1(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
-  jitgen::gemm_wgmma_quantized<Config_2, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
+  jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }

@@ -62,8 +62,10 @@ MEDIUM_TOKENS = (*MANY_TOKENS, 112, 144, 160, 176)
 """Rows of a tile where x has more than 64 and at most ``MEDIUM_ROWS``."""
 WIDEST_PROMOTED = 160
 """Columns of a warpgroup whose sums are promoted, up to which its tiles may be of blocks that share K."""
-SAMPLES = 9
-"""How many numbers of rows of a bucket tiles are compared for."""
+ROW_STEP = 1.15
+"""How many times the rows before are the next rows of a bucket for which tiles are compared, at most: which tiles leave
+few multiprocessors idle changes that soon. By the model, of 130 random products of each kind, steps of 1.23 lose 1 %
+for dense weights and more than 1536 rows, and steps of 1.1 gain 0.1 % on average."""
 COMPLEMENTARY = 8
 """Tilings of which any may share a source."""
 
@@ -133,7 +135,7 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
 def _gaining(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> WgmmaTiling:
     if tiling.cluster_k_splits == 1:
         return tiling
-    splits = max(estimate(tiling, rows, weights)[0] for rows in sampled_rows(fewest, most, SAMPLES))
+    splits = max(estimate(tiling, rows, weights)[0] for rows in _sampled(fewest, most))
     return replace(tiling, cluster_k_splits=splits)
 
 
@@ -148,7 +150,7 @@ def complementary(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weight
     """Returns ``COMPLEMENTARY`` of ``tilings``: the best for rows from ``fewest`` to ``most``, and each time that with
     which the best for each number of rows is the fastest."""
     left = {tiling: [math.log(time) for time in times(tiling, fewest, most, weights)] for tiling in tilings}
-    least = [math.inf] * len(sampled_rows(fewest, most, SAMPLES))
+    least = [math.inf] * len(_sampled(fewest, most))
     chosen: list[WgmmaTiling] = []
     while left and len(chosen) < COMPLEMENTARY:
         chosen.append(min(left, key=lambda tiling: sum(map(min, left[tiling], least))))
@@ -159,7 +161,13 @@ def complementary(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weight
 @functools.lru_cache(maxsize=4096)
 def times(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> tuple[float, ...]:
     """Estimates the time of ``tiling`` in microseconds, for each of the sampled rows."""
-    return tuple(estimate(tiling, rows, weights)[1] for rows in sampled_rows(fewest, most, SAMPLES))
+    return tuple(estimate(tiling, rows, weights)[1] for rows in _sampled(fewest, most))
+
+
+def _sampled(fewest: int, most: int) -> list[int]:
+    """Returns the numbers of rows of a bucket for which tiles are compared, each at most ``ROW_STEP`` times the one
+    before."""
+    return sampled_rows(fewest, most, max(2, 1 + math.ceil(math.log(most / fewest, ROW_STEP))))
 
 
 def estimate(tiling: WgmmaTiling, rows: int, weights: Weights) -> tuple[int, float]:

@@ -46,7 +46,7 @@ from jitgen.families.gemm.mainloops import (
     WgmmaTilings,
     multiplies_codes,
 )
-from jitgen.families.gemm.schedule import Problem
+from jitgen.families.gemm.schedule import MOST_ROWS, Problem
 from jitgen.families.gemm.schedules import cuda_streams
 from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, byte_rows, mma, prologue, rows, stream
 from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
@@ -72,9 +72,12 @@ SPLIT_LENGTH = 2048
 """K from which on it may be split over a temporary; a range has a quarter of it at least."""
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of ranges of K that are compared."""
-WORTH_AN_ENTRY = 1.015
-"""Each further entry with other tiles makes the first compile longer, so that it must save 1.5 % of the time on
+WORTH_AN_ENTRY = 1.01
+"""Each further entry with other tiles makes the first compile longer, so that it must save 1 % of the time on
 average."""
+LAST_ROWS = 8192
+"""The rows up to which wgmma's tiles are compared for the last bucket: of few columns, those chosen for up to 4096 rows
+took 1.16 to 1.30 times as long as the fastest for 5208 to 8119 rows (docs/measured/h200-candidates-held-out.json)."""
 SIMT_TALL_BYTES = 256 * (128 + 4) * 4
 """Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, each padded by 4."""
 SIMT_BLOCK_K = 16
@@ -150,10 +153,15 @@ def k_splits(problem: Problem) -> int:
 
     def estimated(ranges: int) -> float:
         ranged = tilings if ranges == 1 else wgmma_tiles.in_ranges(tilings, ranges)
-        products = min(wgmma_tiles.cost((tiling,), problem.fewest_rows, problem.rows, weights) for tiling in ranged)
+        products = min(wgmma_tiles.cost((tiling,), *_row_range(problem), weights) for tiling in ranged)
         return products + wgmma_tiles.sums_microseconds(ranges, problem.rows, weights)
 
     return min((1, *(splits for splits in SPLITS if splits * SPLIT_LENGTH <= 4 * problem.length)), key=estimated)
+
+
+def _row_range(problem: Problem) -> tuple[int, int]:
+    """Returns the fewest and the most rows for which wgmma's tiles are compared."""
+    return problem.fewest_rows, problem.rows if problem.rows < MOST_ROWS else LAST_ROWS
 
 
 def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
@@ -163,7 +171,7 @@ def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
         return wgmma_tiles.grouped_candidates(problem.rows, weights)
     if problem.matrices > 1:
         return wgmma_tiles.batched_candidates(problem.rows, weights)
-    tilings = wgmma_tiles.candidates(problem.fewest_rows, problem.rows, weights)
+    tilings = wgmma_tiles.candidates(*_row_range(problem), weights)
     if problem.rows > STAGGERED_ROWS or not _camping(problem):
         return tilings
     return [replace(tiling, stagger=1) if isinstance(tiling, WgmmaQuantized) else tiling for tiling in tilings]
@@ -179,7 +187,7 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     fitted = [_with_wgmma_stages_that_fit(tiling, problem) for tiling in tilings]
     if problem.matrices > 1 or problem.grouping or problem.device.batch_invariant:
         return fitted
-    sizes = (problem.fewest_rows, problem.rows, _weights(problem))
+    sizes = (*_row_range(problem), _weights(problem))
     best = wgmma_tiles.complementary(fitted, *sizes)
     counts = range(2, min(SCHEDULE_LIMIT, len(best)) + 1)
     sets = (min(itertools.combinations(best, n), key=lambda several: wgmma_tiles.cost(several, *sizes)) for n in counts)
@@ -204,7 +212,7 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     if problem.matrices > 1:
         assert isinstance(candidate, WgmmaDense)
         return wgmma_tiles.batched_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))
-    estimated = wgmma_tiles.cost(candidate.tilings, problem.fewest_rows, problem.rows, _weights(problem))
+    estimated = wgmma_tiles.cost(candidate.tilings, *_row_range(problem), _weights(problem))
     return estimated * WORTH_AN_ENTRY ** (len(candidate.tilings) - 1)
 
 
