@@ -61,14 +61,16 @@ SLICES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("of", SLICES)
+@pytest.mark.parametrize("operand", ["activation", "weight"])
 @pytest.mark.quick(where=lambda of: of == "begins at 8 bytes")
-def test_slices(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices(of: str, operand: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices are read as they lie or copied, whichever takes less; here copies cost nothing."""
     monkeypatch.setattr(wgmma_tiles, "_DENSE", TILES[:1])
     monkeypatch.setattr(wgmma_tiles, "_DENSE_OF_MANY_ROWS", ())
     monkeypatch.setattr(orders, "SLOWER", 1e9)
     x = SLICES[of](torch.randn(136, 208, dtype=torch.bfloat16))
     w = torch.randn(136, 136, dtype=torch.bfloat16)
+    x, w = (x, w) if operand == "activation" else (w, x)
     low = jitgen.jit(FUNCTIONS["both"]).lower(x, w, backend="cuda", target="sm_90a")
     assert low.lowered.schedules[-1].path == "wgmma_dense"
     wanted = x.double().mT @ w.double()

@@ -244,6 +244,13 @@ def test_slices_of_a_transposed_activation(step: int) -> None:
         check(lambda x, w: x.mT @ w, x, random(k, n))
 
 
+def test_slices_of_a_weight() -> None:
+    """Those that no tensor map describes are copied where that pays."""
+    for m, n, k in [(520, 4096, 1096), (1000, 1000, 8)]:
+        check(F.linear, random(m, k), random(n, k + 12)[:, 4 : 4 + k])
+        check(torch.matmul, random(m, k), random(k, n + 12)[:, 4 : 4 + n])
+
+
 @pytest.mark.parametrize("rows", [1, 4, 8, 16, 50, 200])
 @pytest.mark.parametrize("weights", ["int4", "uint4", "int8", "dense"])
 @pytest.mark.quick(where=lambda weights, rows: rows in (1, 16, 200) and weights in ("int4", "dense"))

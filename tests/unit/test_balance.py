@@ -440,6 +440,26 @@ def test_slices_of_other_activations() -> None:
     assert path(lambda x, w: F.linear(x.mT, w), _at(0, 2048, 512, 512), narrow) == "mma"
 
 
+@pytest.mark.parametrize(
+    ("name", "function", "weight", "rows", "path", "copied"),
+    [
+        ("along K, at 8 bytes", F.linear, _at(4, 4096, 2048, 2056), 512, "wgmma_dense", True),
+        ("along N, at 8 bytes", torch.matmul, _at(4, 2048, 4096, 4104), 512, "wgmma_dense", True),
+        ("for few rows", F.linear, _at(4, 4096, 2048, 2056), 16, "dense", False),
+        ("too few columns for a copy", F.linear, _at(4, 256, 256, 264), 64, "dense", False),
+        ("N that no copy aligns", torch.matmul, _at(0, 2048, 4100, 4100), 128, "dense", False),
+    ],
+)
+def test_where_slices_of_a_weight_begin_decides(
+    name: str, function: Any, weight: torch.Tensor, rows: int, path: str, copied: bool
+) -> None:
+    length = weight.shape[function is F.linear]
+    low = lowered(lambda x, w: function(x, w), spec(rows, length), weight)
+    assert [kernel.family for kernel in low.lowered.program.kernels] == ["elementwise"] * copied + ["gemm"], name
+    assert low.lowered.schedules[-1].path == path
+    assert ("rows that no tensor map describes: copied before its product: " in low.explain()) == copied
+
+
 def test_a_plan_follows_from_where_its_own_call_begins() -> None:
     """So that a request key does not depend on the calls before."""
 

@@ -60,15 +60,17 @@ class Order(Question):
 
 @dataclass(frozen=True)
 class Unmapped(Question):
-    """Asks whether an activation in memory is copied that tensor maps do not describe as it lies: products without them
+    """Asks whether an operand in memory is copied that tensor maps do not describe as it lies: products without them
     (the ``dense`` mainloop) are slower.
 
     Attributes:
-        rows, columns, length: M, N and K of the product.
-        dtype: of the activation.
-        batch: the sizes of the dimensions before M.
+        rows, length: of the operand: M or N of the product, and K.
+        columns: N where it is the activation, and M where it is the weight.
+        dtype: of the operand.
+        batch: the sizes of the dimensions before its rows.
         along: how it lies: see ``Lines``.
-        either: whether kernels read it along M as well as along K.
+        either: whether kernels read it along its rows as well as along K.
+        is_weight: whether it is the weight.
     """
 
     placements = ("copied before its product", "read as it lies")
@@ -79,9 +81,11 @@ class Unmapped(Question):
     batch: tuple[Any, ...]
     along: str
     either: bool
+    is_weight: bool = False
 
     def __str__(self) -> str:
-        return f"activation [{self.rows}, {self.length}] of {self.columns} columns that no tensor map describes"
+        words = "weight [{}, {}] of {} rows" if self.is_weight else "activation [{}, {}] of {} columns"
+        return f"{words.format(self.rows, self.length, self.columns)} that no tensor map describes"
 
     def decide(self, device: Device) -> Decision:
         size = item_size(self.dtype)
@@ -93,10 +97,11 @@ class Unmapped(Question):
         moved = 2 * size * elements * (1 if keeps_order else TRANSPOSING)
         copied = Effort(moved=moved, launches=1).microseconds(device)
         product = Effort(products=2 * elements * self.columns, dtype=self.dtype).microseconds(device)
-        weights = Effort(moved=size * matrices * self.columns * self.length).microseconds(device)
+        activations, streamed = (self.columns, self.rows) if self.is_weight else (self.rows, self.columns)
+        weights = Effort(moved=size * matrices * streamed * self.length).microseconds(device)
         more = max((1 + SLOWER) * product, weights) - max(product, weights)
         words = f"{copied:.3g} us to copy it, {more:.3g} us more to multiply it as it lies"
-        return Decision(self.rows > STREAMED_ROWS and copied < more, words)
+        return Decision(activations > STREAMED_ROWS and copied < more, words)
 
 
 def is_copied(product: Node, partition: Partition) -> bool:
@@ -112,6 +117,22 @@ def is_copied(product: Node, partition: Partition) -> bool:
     if weight.is_in_memory and not partition.memory.lines(weight).are_mapped:
         return False
     question = Unmapped(rows, columns, x.shape[-1], x.dtype, tuple(batch), lines.along, either)
+    return partition.decide("gemm", question).fused
+
+
+def is_weight_copied(product: Node, x: Node, partition: Partition) -> bool:
+    """Returns whether the weight of ``product``, a tensor, is copied because no tensor map describes it, while one
+    describes ``x``, the activation as it will lie."""
+    weight = product.inputs[1]
+    if product.kind is not CONTRACT or len(product.inputs) != 2 or len(product.shape) != 2:
+        return False
+    if not (_is_mapped(x.dtype, partition.device) and x.is_in_memory and weight.is_in_memory):
+        return False
+    lines = partition.memory.lines(weight)
+    if lines.are_mapped or not partition.memory.lines(x).are_mapped:
+        return False
+    rows, columns = product.shape
+    question = Unmapped(columns, rows, x.shape[-1], x.dtype, (), lines.along, either=True, is_weight=True)
     return partition.decide("gemm", question).fused
 
 
