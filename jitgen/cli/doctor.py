@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -202,15 +203,17 @@ def _disassembler() -> Iterator[Row]:
 
 def _store() -> Iterator[Row]:
     from jitgen.store import Store, StoredArtifact
+    from jitgen.store.layout import nearest_ancestor
 
     store = Store.open()
     entries = [entry for entry in store.entries() if not entry.layer]
     size = in_units(sum(entry.size for entry in entries))
     yield Row("store", str(store.root), OK, f"{len(entries)} entries, {size}")
-    if not store.writable:
-        yield Row(
-            "store", "writing", MISSING, "the store cannot be written", "set JITGEN_CACHE_DIR to a place of yours"
-        )
+    try:  # in /proc, say, permissions do not tell
+        os.rmdir(tempfile.mkdtemp(prefix=".doctor-", dir=nearest_ancestor(store.root)))
+    except OSError as error:
+        problem = f"the store cannot be written: {error.strerror}"
+        yield Row("store", "writing", MISSING, problem, "set JITGEN_CACHE_DIR to a place of yours")
     for layer in store.layers:
         state, value, remedy = OK, "a read-only layer", ""
         if not os.path.lexists(layer):

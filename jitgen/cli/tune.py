@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False, path_type=Path),
     help="The directory of rows [default: JITGEN_TUNED, else jitgen-tuned].",
 )
-@click.option("--dry-run", is_flag=True, help="Only list the problems, and how many candidates each has.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only list problems, how many candidates each has, how many it would measure, and whether it was measured.",
+)
 @json_option
 def tune(
     manifest: str | None,
@@ -126,8 +130,10 @@ def _list(problems: list[Problem], measured: list[bool], as_json: bool) -> None:
         print_json({"problems": facts})
         return
     rows = [(str(f["problem"]), str(f["candidates"]), str(f["tried"]), "yes" if f["measured"] else "") for f in facts]
-    print_table(("problem", "candidates", "to measure", "measured before"), rows)
-    say(f"{len(problems)} problems, {sum(len(problem.rows) for problem in problems)} candidates to measure", err=True)
+    columns = ("problem", "candidates", "to measure", "measured before")
+    print_table(columns, rows)
+    count = sum(len(problem.rows) for problem in problems)
+    say(f"{len(problems)} problems, {count} candidates to measure; columns: {', '.join(columns)}", err=True)
 
 
 def _tell(result: Measured, done: int, total: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from store_samples import ARTIFACT, KEY, PLAN, PLAN_KEY, filled, flip, numbered_key
 
+from jitgen.cli import doctor
 from jitgen.errors import CacheError, CacheWarning
 from jitgen.store import Store, atomic, layout, notice
 from tests import fresh
@@ -191,3 +192,10 @@ def test_import_and_hits_load_nothing_heavy(store: Store) -> None:
     package = Path(layout.__file__).resolve().parents[2]
     done = fresh.run(script, cwd=package, env={**os.environ, "HOME": "/nonexistent"})
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a directory in which nobody can write")
+def test_doctor_says_that_a_store_cannot_be_written_where_permissions_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", "/proc/self")
+    rows = list(doctor._store())
+    assert [row.state for row in rows if row.name == "writing"] == [doctor.MISSING]
