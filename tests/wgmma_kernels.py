@@ -150,7 +150,7 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Dense:
-    """A configuration of ``gemm_wgmma_dense.cuh``; the fields are the header's."""
+    """A configuration of ``gemm_wgmma_dense_shape.cuh``; the fields are the header's."""
 
     down: int = 2
     across: int = 1

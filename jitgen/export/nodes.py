@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from jitgen.call.eager_linear import quantized_linear
 from jitgen.call.operator import Program, parsed
 from jitgen.call.resolver import Resolver
 from jitgen.call.routing import Routing
@@ -146,7 +146,8 @@ def _linear_in(node: fx.Node, size: OpenSize) -> ConvertedNode:
     x, stored, bias, text = node.args
     nodes = tuple(argument for argument in (x, *stored, bias) if isinstance(argument, fx.Node))  # type: ignore[misc]
     device = x.meta["val"].device  # type: ignore[union-attr]
-    resolver = Resolver(_linear if bias is None else _linear_with_bias, Routing("linear", None, None))
+    function = quantized_linear.plain if bias is None else quantized_linear.biased
+    resolver = Resolver(function.__wrapped__, Routing("linear", None, None))
     route = resolver.routing.on_device(device)
     now = from_text(str(text), device)
     wanted = now.replace(layout=weights.layout_of(now, route.layouts))
@@ -168,11 +169,3 @@ def _linear_in(node: fx.Node, size: OpenSize) -> ConvertedNode:
 def _described(nodes: Sequence[fx.Node], size: OpenSize) -> Any:
     values = [node.meta["val"] for node in nodes]
     return lambda value: [size.tensor(value, item) for item in values]
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, weight)
-
-
-def _linear_with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, weight, bias)

@@ -100,6 +100,7 @@ class QTensor(torch.Tensor):
         shape = (int(weight_shape[0]), int(weight_shape[1]))
         if layout == "portable":
             portable.check(row, group_size, shape, tensors)
+            filled = filled and portable.have_numbers(tensors)
             if filled:
                 portable.check_finite(row, tensors)
         else:

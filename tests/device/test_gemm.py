@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -261,6 +262,26 @@ def test_products_of_one_activation(weights: str, rows: int) -> None:
     # Two products, each as wrong as one, multiplied.
     check(swiglu, random(rows, 512), weight(384), weight(384), slack=3)
     check(projections, random(rows, 512), weight(256), weight(40), weight(72))
+
+
+def summed(x: torch.Tensor, *weights: torch.Tensor) -> Any:
+    return sum(F.linear(x, weight) for weight in weights)
+
+
+def neighbours(x: torch.Tensor, *weights: torch.Tensor) -> Any:
+    products = [F.linear(x, weight) for weight in weights]
+    return tuple(left + right for left, right in itertools.pairwise(products))
+
+
+@pytest.mark.parametrize("weights", ["int4", "int8", "dense"])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.quick(where=lambda weights, backend: weights == "int4" and backend == "cuda")
+def test_more_products_than_a_kernel_sums(weights: str, backend: str) -> None:
+    """The others are in memory, rounded; of two rows an int4 product has tiles of its own."""
+    several = [random(136, 512) if weights == "dense" else quantized(136, 512, weights, 64) for _ in range(6)]
+    for rows in (1, 2, 7, 16, 70):
+        for function in (summed, neighbours):
+            check(function, random(rows, 512), *several, slack=3, backend=backend)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 16, 80])

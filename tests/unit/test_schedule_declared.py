@@ -136,7 +136,7 @@ HEADERS = [
     (Dense, "gemm/include/jitgen/gemm_dense.cuh"),
     (Simt, "gemm/include/jitgen/gemm_simt.cuh"),
     (WgmmaQuantized, "gemm/include/jitgen/gemm_wgmma_quantized.cuh"),
-    (WgmmaDense, "gemm/include/jitgen/gemm_wgmma_dense.cuh"),
+    (WgmmaDense, "gemm/include/jitgen/gemm_wgmma_dense_shape.cuh"),
     (wgmma.WgmmaSchedule, "attention/include/jitgen/attention_wgmma.cuh"),
     (DecodeSchedule, "attention/include/jitgen/attention_decode.cuh"),
     (backward_wgmma.WgmmaSchedule, "attention_backward/include/jitgen/attention_backward.cuh"),

@@ -107,10 +107,10 @@ class Unmapped(Question):
 def is_copied(product: Node, partition: Partition) -> bool:
     """Returns whether the activation of ``product``, a tensor, is copied because no tensor map describes it as its
     kernel reads it, while one describes the weights."""
-    (x, weight, *groups), (*batch, rows, columns) = product.inputs, product.shape
-    if product.kind is not CONTRACT or not _is_mapped(x.dtype, partition.device):
+    if product.kind is not CONTRACT or not _is_mapped(product.inputs[0].dtype, partition.device):
         return False
-    either = weight.under_views.kind is not DEQUANTIZE and not groups
+    (x, weight), (*batch, rows, columns) = product.inputs, product.shape
+    either = weight.under_views.kind is not DEQUANTIZE
     lines = partition.memory.lines(x)
     if lines.are_mapped and (either or lines.along == "columns"):
         return False

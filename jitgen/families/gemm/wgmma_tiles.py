@@ -586,8 +586,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
     # A warpgroup without rows of x multiplies nothing. Where blocks have several tiles, few of these are the last ones.
     several = items > weights.chip.multiprocessors and not tiles.pingpong and not of_bytes
-    own = tall if groups is None else -(-tall // groups.count)  # of one group
-    live = -(-own // 64) * 64 / -(-own // height) if several else height
+    live = -(-tall // 64) * 64 / -(-tall // height) if several else height
     products = live * width / 32 * fit.product
     if weights.promoted:
         products *= PROMOTED_PINGPONG if tiles.pingpong else PROMOTED_PRODUCT

@@ -169,16 +169,15 @@ _OF_ACTIVATIONS = {
 def have_numbers(tensors: Tensors) -> bool:
     """Returns whether these tensors hold numbers and no mode of torch's records them."""
     return (
-        type(tensors[0]) is torch.Tensor
+        type(tensors[0]) in (torch.Tensor, torch.nn.Parameter)
         and tensors[0].device.type != "meta"
         and not torch._C._len_torch_dispatch_stack()
     )
 
 
 def check_finite(format: Format, tensors: Tensors) -> None:
-    """Raises FormatError if a code or a scale is NaN or infinite, which kernels do not decode."""
-    if tensors[0].device.type == "meta":
-        return
+    """Raises FormatError if a code or a scale is NaN or infinite, which kernels do not decode. The tensors have
+    numbers."""
     named = dict(zip(format.tensor_names, tensors, strict=True))
     if isinstance(format.code, Float) and format.code.specials != "none":
         least = 0x7F if format.code.specials == "nan" else 0x7C

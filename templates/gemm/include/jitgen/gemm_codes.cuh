@@ -97,7 +97,8 @@ struct FloatCodes {
     return codes * (second ? factor >> 4 : factor) & (0x8000u + (magnitude << place<bfloat16>)) * 0x00010001u;
   }
   // In both halves the bfloat16 that makes a code of such a pair the number times a scale, an exponent plus 127, and
-  // times 2^-16: to be finite for scales up to 2^17, which without it were those up to 2. Larger ones are infinite.
+  // times 2^-16: to be finite for scales up to 2^17, which without it were those up to 2. Larger ones, which weights do
+  // not have (quant/layouts/planes.py), would be infinite, and times a code of 0 NaN.
   JITGEN_DEVICE static uint32_t folded_scale(uint32_t power) {
     constexpr uint32_t more = 127 - bias - 16, largest = 255 - more;
     return (power < largest ? power : largest) * 0x00800080u + (more << 7) * 0x00010001u;
