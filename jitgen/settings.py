@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jitgen.errors import SettingError
+
+Value = TypeVar("Value")
 
 BACKENDS = ("auto", "triton", "cuda", "cpp", "cutlass")
 CPU_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "generic")
@@ -179,14 +181,19 @@ _strict: ContextVar[bool] = ContextVar("jitgen_strict", default=False)
 
 
 @contextmanager
-def strict():
-    """Forbids compiling within this context: a kernel that is not in the store raises ``CacheMissError``. Nor does a
-    quantised layer run in torch where no kernel takes its operands: ``UnsupportedError``."""
-    token = _strict.set(True)
+def within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Gives ``variable`` this value within this context."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _strict.reset(token)
+        variable.reset(token)
+
+
+def strict() -> AbstractContextManager[None]:
+    """Forbids compiling within this context: a kernel that is not in the store raises ``CacheMissError``. Nor does a
+    quantised layer run in torch where no kernel takes its operands: ``UnsupportedError``."""
+    return within(_strict, True)
 
 
 _frozen: str | None = None

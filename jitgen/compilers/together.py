@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -34,28 +34,18 @@ IDLE = 20.0
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 
 
-@contextmanager
-def alone() -> Iterator[None]:
+def alone() -> AbstractContextManager[None]:
     """Compiles one source at a time within this context, as worker processes do that are as many as processors."""
-    token = _alone.set(True)
-    try:
-        yield
-    finally:
-        _alone.reset(token)
+    return settings.within(_alone, True)
 
 
 _many_follow: ContextVar[bool] = ContextVar("many_follow", default=False)
 
 
-@contextmanager
-def many_follow() -> Iterator[None]:
+def many_follow() -> AbstractContextManager[None]:
     """Says that more sources are to be compiled soon, as of a model of many programs: worker processes start
     within this context as soon as anything is compiled, and are there for what follows."""
-    token = _many_follow.set(True)
-    try:
-        yield
-    finally:
-        _many_follow.reset(token)
+    return settings.within(_many_follow, True)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from jitgen import settings
 from jitgen.call.function import JitFunction
 from jitgen.call.lower import specialize
 from jitgen.call.resolver import ResolverOfPart
@@ -173,12 +174,8 @@ class Program:
     ) -> Mapping[int, str]:
         """Returns the calls that no kernel can compute, as one import shows."""
         trial = _Trial(self, known)
-        token = _trial.set(trial)
-        try:
-            with suppress(JitgenError):
-                self.function.specialize(specs, device, differentiable)
-        finally:
-            _trial.reset(token)
+        with settings.within(_trial, trial), suppress(JitgenError):
+            self.function.specialize(specs, device, differentiable)
         return trial.refused
 
     def run(self, *leaves: Any) -> Any:

@@ -19,8 +19,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -114,14 +114,9 @@ class Selection:
 _trial: ContextVar[tuple[str, str, Row] | None] = ContextVar("trial", default=None)
 
 
-@contextmanager
-def trying(family: str, target: str, row: Row) -> Iterator[None]:
+def trying(family: str, target: str, row: Row) -> AbstractContextManager[None]:
     """Provides a context in which ``row`` comes before every file, so that its schedule can be measured."""
-    token = _trial.set((family, target, row))
-    try:
-        yield
-    finally:
-        _trial.reset(token)
+    return settings.within(_trial, (family, target, row))
 
 
 def row_of(chip: str, dialect: str, problem: Mapping[str, Any], candidate: Any) -> Row:

@@ -9,14 +9,15 @@ import functools
 import keyword
 import operator
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from jitgen import settings
 from jitgen.codegen.python import PythonFunction, block
 from jitgen.quant import weights
 from jitgen.trace.guards import float32_matmul_precision
@@ -29,14 +30,9 @@ call_leaves: ContextVar[Sequence[Any]] = ContextVar("call_leaves")
 """The arguments of the call whose captured values are read, as leaves."""
 
 
-@contextmanager
-def arguments_are(leaves: Sequence[Any]) -> Iterator[None]:
+def arguments_are(leaves: Sequence[Any]) -> AbstractContextManager[None]:
     """Makes captured values be read for the call with these arguments within this context."""
-    token = call_leaves.set(leaves)
-    try:
-        yield
-    finally:
-        call_leaves.reset(token)
+    return settings.within(call_leaves, leaves)
 
 
 MISSING = object()

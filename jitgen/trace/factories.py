@@ -22,6 +22,7 @@ from jitgen.trace.typing import (
     is_constant,
     operand,
     pointwise,
+    require_own_device,
     require_range,
     require_scalar_tensor,
     result_dtype,
@@ -35,11 +36,7 @@ if TYPE_CHECKING:
 
 
 def _filled(trace: Trace, sizes: Any, value: Any, dtype: torch.dtype | None, device: Any = None) -> Node:
-    if device is not None and torch.device(device).type != trace.device.type:
-        raise UnsupportedError(
-            f"a tensor on {device} in a function whose arguments are on {trace.device}; write device=x.device "
-            "of an argument x"
-        )
+    require_own_device(trace, device)
     name = dtype_name(dtype or default_dtype())
     shape = new_shape(trace, (sizes,) if isinstance(sizes, (int, SymbolicNumber)) else sizes)
     require_range(trace, value, name)

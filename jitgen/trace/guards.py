@@ -8,13 +8,14 @@ partitioning.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
+from jitgen import settings
 from jitgen.ir import symbols
 from jitgen.ir.graph import Guard
 from jitgen.ir.symbols import Expr, Scalar
@@ -92,15 +93,10 @@ def float32_matmul_precision() -> str:
 _fast: ContextVar[bool] = ContextVar("fast", default=False)
 
 
-@contextmanager
-def fast_sums(wanted: bool) -> Iterator[None]:
+def fast_sums(wanted: bool) -> AbstractContextManager[None]:
     """Lets products of 8-bit floats that are traced within be summed with the bits that tensor cores keep, if that is
     ``wanted``."""
-    token = _fast.set(wanted)
-    try:
-        yield
-    finally:
-        _fast.reset(token)
+    return settings.within(_fast, wanted)
 
 
 def matmul_precision() -> str:

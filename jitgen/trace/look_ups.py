@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
+from jitgen import settings
 from jitgen.trace.captures import Captures
 from jitgen.trace.mentions import code_names, is_library
 from jitgen.trace.proxy import TensorProxy
@@ -29,12 +30,8 @@ _captures: ContextVar[Captures | None] = ContextVar("captures", default=None)
 @contextmanager
 def reported_to(captures: Captures) -> Iterator[None]:
     """Reports the look-ups of this thread's user code to ``captures`` within this context."""
-    token = _captures.set(captures)
-    try:
-        with _BUILTINS.active(), _ENVIRONMENT.active():
-            yield
-    finally:
-        _captures.reset(token)
+    with settings.within(_captures, captures), _BUILTINS.active(), _ENVIRONMENT.active():
+        yield
 
 
 def _report(owner: Any, name: Any) -> None:

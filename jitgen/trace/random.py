@@ -24,7 +24,15 @@ from jitgen.trace.movement import listed, new_shape, view
 from jitgen.trace.numbers import SymbolicNumber
 from jitgen.trace.sorting import sorted_
 from jitgen.trace.table import ROWS, Row, row
-from jitgen.trace.typing import broadcast_shapes, expand, is_float, operand, pointwise, require_float
+from jitgen.trace.typing import (
+    broadcast_shapes,
+    expand,
+    is_float,
+    operand,
+    pointwise,
+    require_float,
+    require_own_device,
+)
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -93,11 +101,7 @@ def _plain(trace: Trace, generator: Any, device: Any) -> None:
         raise UnsupportedError(
             "a generator of one's own is not supported; torch.manual_seed seeds the one that is used"
         )
-    if device is not None and torch.device(device).type != trace.device.type:
-        raise UnsupportedError(
-            f"a tensor on {device} in a function whose arguments are on {trace.device}; write device=x.device "
-            "of an argument x"
-        )
+    require_own_device(trace, device)
 
 
 def _sizes(trace: Trace, sizes: Any) -> Shape:

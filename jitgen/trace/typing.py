@@ -282,6 +282,15 @@ def require_float(dtype: str) -> None:
         raise TypeError(f"not defined for {dtype} tensors")
 
 
+def require_own_device(trace: Trace, device: Any) -> None:
+    """Refuses a device, where one is named, that is not that of the function's arguments."""
+    if device is not None and torch.device(device).type != trace.device.type:
+        raise UnsupportedError(
+            f"a tensor on {device} in a function whose arguments are on {trace.device}; write device=x.device "
+            "of an argument x"
+        )
+
+
 def require_shape(trace: Trace, node: Node, shape: Shape, what: str) -> None:
     """Refuses a tensor of another shape, where torch does not broadcast; that the sizes agree becomes a guard."""
     here, wanted = (tuple(map(trace.guards.hint, sizes)) for sizes in (node.shape, shape))

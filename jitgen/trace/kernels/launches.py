@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from jitgen import settings
 from jitgen.ir import symbols
 from jitgen.ir.attributes import KernelText
 from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, INT, TENSOR, UNSPECIALIZED
@@ -39,14 +40,10 @@ _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 @contextmanager
 def launches_are_traced(trace: Trace) -> Iterator[None]:
     """Makes ``trace`` meet launches of Triton's kernels within this context."""
-    token = trace_in_progress.set(trace)
-    try:
-        with ExitStack() as stack:
-            for replaced in _launchers() if knows_triton() else ():
-                stack.enter_context(replaced.active())
-            yield
-    finally:
-        trace_in_progress.reset(token)
+    with settings.within(trace_in_progress, trace), ExitStack() as stack:
+        for replaced in _launchers() if knows_triton() else ():
+            stack.enter_context(replaced.active())
+        yield
 
 
 def knows_triton() -> bool:
