@@ -23,7 +23,7 @@ from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements,
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, REDUCE, SCALAR, VIEW
 from jitgen.ir.regions import MAX_READS
-from jitgen.ir.symbols import Scalar
+from jitgen.ir.symbols import Expr, Scalar
 
 MOST_READ_OF_MANY = 32
 """The most tensors that an expression of more than ``MANY_OPERATIONS`` reads. Compilers take time that grows with the
@@ -42,9 +42,24 @@ class EqualSizes:
     """
 
     def __init__(self, graph: Graph, index: Index) -> None:
-        self._pairs = {g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True}
+        self._pairs = dict.fromkeys(g.expr.args for g in graph.guards if g.expr.op == "eq" and g.value is True)
         sizes = frozenset(name for node in index.order for size in node.shape for name in symbols.symbols_of(size))
-        self._representatives: Mapping[str, Scalar] = equal_sizes(graph.guards, sizes)
+        self._representatives: dict[str, Scalar] = {**equal_sizes(graph.guards, sizes)}
+        for first, second in self._pairs:
+            self._represent(self.substituted(first), self.substituted(second))
+
+    def _represent(self, first: Scalar, second: Scalar) -> None:
+        """Lets a computed size, such as the heads that share a key, stand for a size that a guard states to be it."""
+        for size, computed in ((first, second), (second, first)):
+            if not (isinstance(size, Expr) and isinstance(computed, Expr)) or size.op != "symbol":
+                continue
+            (name,) = size.args
+            if computed.op != "symbol" and name not in symbols.symbols_of(computed):
+                known = self._representatives.items()
+                self._representatives = {
+                    other: symbols.substitute(value, {name: computed}) for other, value in known
+                } | {name: computed}
+                return
 
     def substituted(self, value: Any) -> Any:
         """Returns ``value``, an expression of sizes or what holds some, with each size represented."""

@@ -20,7 +20,7 @@ from jitgen.ir import symbols
 from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, UNTRACKED_VIEW, with_gradient
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import BITS, CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
-from jitgen.ir.ops import OPS
+from jitgen.ir.ops import OPS, OWN_FLOPS
 from jitgen.ir.symbols import Expr
 from jitgen.spec import DTYPES
 from jitgen.trace.numbers import unwrap
@@ -36,6 +36,10 @@ _NAMED_OTHERWISE: dict[str, Callable[..., Any]] = {
     "left_shift": fn.bitwise_left_shift,
     "right_shift": fn.bitwise_right_shift,
 }
+
+_PRINTED_IN_TWO_WAYS = {"div", "reciprocal", "own", *(op.name for op in OPS.values() if op.flops >= OWN_FLOPS)}
+"""Operations that a kernel may compute in a form of its own, which differs in the last bits: quotients, and functions
+such as exponentials."""
 
 
 def function_of(op: str) -> Callable[..., Any]:
@@ -60,6 +64,8 @@ class Replay:
         self._functions = functions
         self._of_products: set[int] = set()
         """Nodes that are computed from products that are computed again, by their ids."""
+        self._of_functions: set[int] = set()
+        """Nodes that are computed by ``_PRINTED_IN_TWO_WAYS``, again, by their ids."""
 
     def at(self, node: Node) -> None:
         """Notes that the gradient of ``node`` is computed next: what is made belongs to its line."""
@@ -91,6 +97,8 @@ class Replay:
                 self._values[id(top)] = self._computed(top, [self._values[id(child)] for child in top.inputs])
                 if top.kind is CONTRACT or any(id(child) in self._of_products for child in top.inputs):
                     self._of_products.add(id(top))
+                if top.op in _PRINTED_IN_TWO_WAYS or any(id(child) in self._of_functions for child in top.inputs):
+                    self._of_functions.add(id(top))
         return self._values[id(node)]
 
     def has_other_sums(self, node: Node) -> bool:
@@ -98,10 +106,12 @@ class Replay:
         another kernel adds up a product in another order."""
         return id(node) in self._of_products
 
-    def is_unrounded(self, node: Node) -> bool:
-        """Returns whether the value of ``node`` has more bits than its 16-bit dtype: kernels round what they store
-        alone."""
-        return node.dtype in ("bfloat16", "float16") and id(node.under_views) not in self._known
+    def has_other_bits(self, node: Node) -> bool:
+        """Returns whether the value of ``node``, which was asked for, may differ from the forward's in its last bits,
+        and is the same in all kernels of a backward: it has more bits than its 16-bit dtype, since kernels round what
+        they store alone, or is of an exponential, for which the kernel of a softmax has a form of its own."""
+        is_unrounded = node.dtype in ("bfloat16", "float16") and id(node.under_views) not in self._known
+        return is_unrounded or id(node) in self._of_functions
 
     def _computed(self, node: Node, operands: list[Any]) -> Any:
         if node.kind.is_number:

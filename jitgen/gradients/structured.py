@@ -63,9 +63,9 @@ class Forward(Protocol):
     def has_other_sums(self, node: Node) -> bool:
         """Returns whether the value of a node that was asked for may differ from the forward's in its last bits."""
 
-    def is_unrounded(self, node: Node) -> bool:
-        """Returns whether the value of a node that was asked for has more bits than its dtype, and the forward's
-        too."""
+    def has_other_bits(self, node: Node) -> bool:
+        """Returns whether the value of a node that was asked for may differ from the forward's in its last bits, and is
+        the same in all kernels of the backward."""
 
 
 Gradients = dict[int, Any]
@@ -179,8 +179,8 @@ def _reduce_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
 def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
     """Computes the gradient of a reduction. Equal extrema share it evenly, as those of ``torch.amax`` do; if the
     extremum is NaN, the whole row has one (``SHARED_EXTREMUM``: the NaNs share it). Where no element may be the
-    extremum that the forward saved, since it was rounded, it is found again. Where products that are computed again may
-    differ even between kernels of the backward, the first element that is one now has the gradient."""
+    extremum that the forward saved, since it has other bits, it is found again. Where products that are computed again
+    may differ even between kernels of the backward, the first element that is one now has the gradient."""
     kind, dims = node.attrs
     if kind == "sum":
         return {0: g.expand(at.shape(node.inputs[0]))}
@@ -190,7 +190,7 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
     if at.has_other_sums(node.inputs[0]):
         selected = fn.where(_first_extremum(a, kind, dims), g, 0.0)
     else:
-        if at.is_unrounded(node.inputs[0]):
+        if at.has_other_bits(node.inputs[0]):
             out = (fn.amax if kind == "max" else fn.amin)(a, dims, keepdim=True)
         chosen = (a == out) | (fn.isnan(a) & fn.isnan(out))
         selected = fn.where(chosen, g / chosen.sum(dims, keepdim=True), 0.0)

@@ -591,6 +591,20 @@ def test_gradients_of_a_broadcast_size_that_is_an_expression_of_value_one(
     check(function, *(torch.randn(shape, dtype=torch.float64) for shape in shapes), second=False)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"attn_mask": torch.randn(3, 1, dtype=torch.float64)}, marks=pytest.mark.slow)],
+    ids=["plain", "mask"],
+)
+def test_gradients_of_one_key_that_several_heads_share(options: dict[str, Any]) -> None:
+    """A size of the backward's input, by a guard, is the quotient of the heads: one of the two stands for both."""
+    check(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options),
+        *(torch.randn(shape, dtype=torch.float64) for shape in [(2, 4, 3, 8), (2, 2, 1, 8), (2, 2, 1, 1)]),
+        second=False,
+    )
+
+
 def test_what_a_reciprocal_is() -> None:
     def values(x: torch.Tensor) -> Any:
         one, other = 1 / x, x.reciprocal()

@@ -59,6 +59,29 @@ def test_the_values_and_gradients_are_torchs(name: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+OF_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "softmax, along": lambda x: x.softmax(-1).amin(-1),
+    "softmax, across": lambda x: x.softmax(-1).amax(0),
+    "quotient": lambda x: (x / x.sum(-1, keepdim=True)).amax(0),
+    "gelu": lambda x: F.gelu(3 * x).amax(-1),
+    "power": lambda x: (x.abs() ** 1.7).amin(0),
+    "equal ones": lambda x: (0 * x).softmax(-1).amax(0) + x.relu().amin(0),
+}
+"""Extrema of values that the backward computes again, which a kernel with another form of exp has other bits of."""
+
+
+@pytest.mark.parametrize("name", OF_FUNCTIONS)
+@pytest.mark.quick(where=lambda name: name == "softmax, across")
+def test_the_gradient_of_an_extremum_of_a_function_reaches_the_element_that_it_is(name: str) -> None:
+    function = OF_FUNCTIONS[name]
+    x = torch.randn(9, 7, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    found, wanted = jitgen.jit(function)(x), function(wide)
+    g = torch.randn_like(found)
+    (got,), (want,) = torch.autograd.grad(found, x, g), torch.autograd.grad(wanted, wide, g.double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_second_derivative_of_a_variance(dtype: torch.dtype) -> None:
     x = torch.tensor([[1.0, 2, 4, -3], [0.5, 0, 1, 1]], dtype=dtype)
