@@ -2,6 +2,7 @@
 
     python -m bench.decoder_steps --json steps.json
     python -m bench.decoder_steps --device cpu --small --json steps.json      # sizes of a test: whether all of it runs
+    python -m bench.decoder_steps --only 'cuda (bf16|int4) . 1$' --prebuild 15     # few of the cases
 
 The decoder is plain PyTorch: an embedding, ``--layers`` blocks with a cache of 1,024 keys, a last norm, and the argmax
 of the logits of each last token. A step has one new token after 512 random keys and values; a prompt has no keys
@@ -23,6 +24,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -71,6 +73,11 @@ class Case:
     @property
     def group(self) -> tuple[int, int]:
         return self.batch, self.tokens
+
+    @property
+    def name(self) -> str:
+        """Returns what ``--only`` selects by: route, weights, batch, tokens and variant."""
+        return f"{self.route} {self.weights} {self.batch} {self.tokens} {self.variant}".rstrip()
 
 
 VARIANTS = ("no norms", "scales", "counter")
@@ -346,6 +353,8 @@ def measure_heads(decoder: Decoder, say: Callable[[dict[str, Any]], None]) -> No
 
 Work = tuple[Case, ...]
 """Cases that one process compiles: of one route and kind of weights, and prompts of Inductor each by itself."""
+FEW = 12
+"""Cases that have a process for each of their sizes."""
 
 
 def works() -> dict[str, Work]:
@@ -353,6 +362,7 @@ def works() -> dict[str, Work]:
     found: dict[str, Work] = {}
     for case in (*CASES, *(Case(*head, 1, 0) for head in HEADS)):
         alone = str(case.tokens) if case.route == "inductor" and case.tokens > 1 else ""
+        alone = alone if len(CASES) > FEW else f"{case.batch} {case.tokens}"
         kind = "head" if not case.tokens else "step" if case.tokens == 1 else "prompt"
         name = " ".join((kind, case.route, case.weights.removeprefix("all "), alone)).strip()
         found[name] = (*found.get(name, ()), case)
@@ -375,8 +385,9 @@ def compile_all(sizes: Sizes, layers: int, device: str, work: Work) -> None:
 def prebuild(options: argparse.Namespace) -> dict[str, subprocess.Popen[bytes]]:
     """Starts the processes that compile."""
     command = [sys.executable, "-m", "bench.decoder_steps", "--device", options.device, "--layers", str(options.layers)]
-    command += ["--small"] * options.small
-    few = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "JITGEN_COMPILE_JOBS": "2", "OMP_NUM_THREADS": "1"}
+    command += ["--only", options.only, *["--small"] * options.small]
+    jobs = max(2, len(os.sched_getaffinity(0)) // max(1, len(works())))
+    few = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "JITGEN_COMPILE_JOBS": str(jobs), "OMP_NUM_THREADS": "1"}
     return {
         name: subprocess.Popen([*command, "--work", name], env=os.environ | few, stdout=sys.stderr) for name in works()
     }
@@ -411,6 +422,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--prebuild", type=float, default=60, help="seconds for the processes that compile")
+    parser.add_argument("--only", default="", help="a regular expression: cases whose names have it, and no heads")
     parser.add_argument("--work", help="compiles the cases of one process, and measures nothing")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -418,6 +430,8 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 64
     global CASES, HEADS
     sizes = SMALL if options.small else Sizes()
+    if options.only:
+        CASES, HEADS = tuple(case for case in CASES if re.search(options.only, case.name)), ()
     if options.small:  # prompts that fit
         CASES = tuple(replace(case, tokens=1 + case.tokens // 64) for case in CASES)
     if options.device == "cpu":
@@ -445,7 +459,8 @@ def main() -> None:
     decoder = Decoder(sizes, options.layers, options.device)
     for weights in dict.fromkeys(case.weights for case in CASES):
         decoder.weights(weights)
-    importlib.import_module("torch._inductor.compile_fx")
+    if any(case.route == "inductor" for case in CASES):
+        importlib.import_module("torch._inductor.compile_fx")
     wait(False, options.prebuild)
     bandwidth = read_bandwidth(options.device)
     say({"read bandwidth TB/s": round(bandwidth / 1e12, 3)})
