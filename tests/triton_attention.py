@@ -70,6 +70,27 @@ def every_mask_at_the_edges_of_tiles() -> Iterator[str | None]:
 
 
 @check
+def a_mask_of_a_cache() -> Iterator[str | None]:
+    """What it hides before the first key that it shows, and behind the last, is not read: NaN in other tiles."""
+
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    for rows, keys in ((1, 1300), (20, 300)):
+        q, k, v = operands((4, 1), rows, keys, 16, 16)
+        mask = torch.zeros(4, 1, 1, keys, dtype=torch.bool)
+        ends = ((0, keys // 9), (keys // 2, keys - 1), (0, keys), (5, 5))
+        for number, (first, end) in enumerate(ends):
+            mask[number, ..., first:end] = True
+        wanted, sizes = attend(q.double(), k.double(), v.double(), mask), (q, k.clone(), v.clone())
+        for number, (first, end) in enumerate(ends):
+            for tensor in (k, v) if first < end else ():
+                tensor[number, :, : first // 128 * 128] = torch.nan
+                tensor[number, :, -(-end // 128) * 128 :] = torch.nan
+        yield failure(jitgen.jit(attend, backend="triton")(q, k, v, mask), wanted, *sizes)
+
+
+@check
 def a_bias_and_rows_without_keys() -> Iterator[str | None]:
     def attend(q: Any, k: Any, v: Any, bias: Any, shown: Any) -> Any:
         return torch.softmax(torch.where(shown, q @ k.transpose(-1, -2) + bias, -INF), -1) @ v

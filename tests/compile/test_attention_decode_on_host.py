@@ -75,6 +75,34 @@ def test_heads_that_share_keys_and_a_mask_in_memory() -> None:
     assert failure(found, wanted, q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), rounded=True) is None
 
 
+@pytest.mark.slow
+def test_a_mask_of_a_cache_bounds_the_keys_that_are_read() -> None:
+    """Keys outside of what it shows are NaN, but for those of the same tiles; lengths that differ; a sequence without
+    keys; rows of the mask that are not aligned; a condition of indices beside it."""
+
+    def attend(q: Any, k: Any, v: Any, mask: Any, window: int) -> Any:
+        places = torch.arange(k.shape[2])
+        seen = ~(mask | (places < window))
+        return F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+
+    keys, tile = 2301, 128
+    ends = [(0, 40), (300, 1900), (2299, 2301), (5, 5), (0, 2301)]
+    q, k, v = (sample((5, heads, n, 64), BF16, seed) for seed, (heads, n) in enumerate(((4, 1), (2, keys), (2, keys))))
+    hides = torch.ones(5, 1, 1, keys, dtype=torch.bool)
+    for number, (first, end) in enumerate(ends):
+        hides[number, ..., first:end] = False
+    wanted = attend(q.double(), k.double(), v.double(), hides, 7)
+    bounds = q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    poisoned = [k.clone(), v.clone()]
+    for number, (first, end) in enumerate(ends):
+        for tensor in poisoned if first < end else ():
+            tensor[number, :, : max(0, first - 15) // tile * tile] = float("nan")
+            tensor[number, :, -(-(end + 15) // tile) * tile :] = float("nan")
+    assert failure(on_host(attend, q, *poisoned, hides, 7), wanted, *bounds, rounded=True) is None
+    spread = torch.stack([hides, hides], -1).flatten(-2)[..., ::2]  # flags that are not neighbours: all keys are read
+    assert failure(on_host(attend, q, k, v, spread, 7), wanted, *bounds, rounded=True) is None
+
+
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, BF16])
 @pytest.mark.quick(where=lambda paged, dtype: paged and dtype == torch.int8)

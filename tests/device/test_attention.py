@@ -131,6 +131,35 @@ def test_scaled_dot_product_attention(rows: int, causal: bool, backend: str) -> 
 
 
 @backends
+@pytest.mark.parametrize("keys", [1, 50, 1024, 4093, 9000])
+def test_a_mask_of_a_cache(keys: int, backend: str) -> None:
+    """Keys are not read before the first and behind the last that it shows, but for those of the same tiles."""
+
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+    source, tile = random.Random(keys), 128
+    for batch in (1, 3, 9):
+        q, k, v = random_operands(source, (batch, 8, 1, 128), (batch, 2, keys, 128), (batch, 2, keys, 128))
+        mask = torch.zeros(batch, 1, 1, keys, dtype=torch.bool, device="cuda")
+        ends = [sorted((source.randrange(keys + 1), source.randrange(keys + 1))) for _ in range(batch)]
+        ends[-1] = [0, keys]
+        for number, (first, end) in enumerate(ends):
+            mask[number, ..., first:end] = True
+        wanted = attend(q.double(), k.double(), v.double(), mask)
+        bounds = q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1)
+        for number, (first, end) in enumerate(ends):
+            for tensor in (k, v) if first < end else ():
+                tensor[number, :, : max(0, first - 15) // tile * tile] = float("nan")
+                tensor[number, :, -(-(end + 15) // tile) * tile :] = float("nan")
+        compiled = jitgen.jit(attend, backend=backend)
+        found = compiled(q, k, v, mask)
+        wrong = failure(found, wanted, *bounds, rounded=True)
+        assert wrong is None, (wrong, batch, ends)
+        assert torch.equal(found, compiled(q, k, v, mask))
+
+
+@backends
 def test_strides(backend: str) -> None:
     packed = sample((2, 150, 3, 4, 64), BF16).cuda()
     q, k, v = (packed[:, :, number].transpose(1, 2) for number in range(3))

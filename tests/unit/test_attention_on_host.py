@@ -17,7 +17,7 @@ from tests.attention_on_host import run
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 WALKS = r"""
-#include "jitgen/attention_walk.cuh"
+#include "jitgen/attention_shown.cuh"
 #define CHECK(condition) if (!(condition)) { std::printf("line %d\n", __LINE__); std::exit(1); }
 
 void pieces(int tasks, int row_blocks, int ranges, int section, int blocks) {
@@ -71,6 +71,38 @@ void tiles(int begin, int end, int seed, int rarity) {
     CHECK(all.next(sees) && all.tile == tile && jitgen::TileTicket(all.ticket, 0).last == (tile == begin));
   }
   CHECK(!all.next(sees));
+}
+
+// A mask that begins `skew` bytes behind an aligned address and shows about one key in `rarity` of `begin` to `end`:
+// what is found has the first and the last of these, and is at most 15 keys longer at either end.
+void shown(int keys, int skew, int begin, int end, int rarity, bool inverted) {
+  std::vector<uint8_t> memory(keys + 64, 1 - inverted);
+  const int aligned = int(-reinterpret_cast<uintptr_t>(memory.data()) & 15);
+  uint8_t* const mask = memory.data() + aligned + skew;
+  int first = keys, last = -1;
+  for (int key = 0; key < keys; ++key) {
+    const bool is_shown = key >= begin && key < end && std::rand() % rarity == 0;
+    mask[key] = is_shown != inverted;
+    if (is_shown) first = std::min(first, key), last = key;
+  }
+  const auto shows = [&](int64_t from, int64_t to, const jitgen::Flags& flags) {
+    CHECK(from >= 0 && from <= to && to < keys && to - from < 16);
+    return inverted ? !flags.all : flags.some;
+  };
+  std::vector<std::thread> threads;
+  for (int lane = 0; lane < 32; ++lane) {
+    threads.emplace_back([&, lane] {
+      threadIdx.x = 64 + lane;
+      const jitgen::Ends found = jitgen::shown_keys(mask, keys, shows);
+      if (last < 0) {
+        CHECK(found.low == found.high);
+      } else {
+        CHECK(found.low >= 0 && found.low <= first && first - found.low < 16);
+        CHECK(found.high <= keys && found.high > last && found.high - last <= 16);
+      }
+    });
+  }
+  for (auto& each : threads) each.join();
 }
 
 int main() {
@@ -417,4 +449,8 @@ def test_every_piece_and_every_tile_once(tmp_path: Path) -> None:
         cases.append(f"  pieces({', '.join(map(str, sizes))}, {source.randrange(1, 140)});")
     for begin, end, rarity in ((0, 0, 1), (0, 1, 1), (3, 3, 1), (0, 32, 2), (31, 33, 1), (5, 200, 3), (64, 300, 40)):
         cases.append(f"  tiles({begin}, {end}, {source.randrange(1000)}, {rarity});")
+    for keys in (0, 1, 15, 16, 17, 500, 2049, 6200):
+        for begin, end in ((0, keys), (keys // 3, keys // 2), (keys - 1, keys), (0, min(keys, 1)), (0, 0)):
+            arguments = (keys, source.randrange(16), begin, end, source.choice((1, 1, 20)))
+            cases.append(f"  shown({', '.join(map(str, arguments))}, {source.choice(('true', 'false'))});")
     run(WALKS.replace("@CASES@", "\n".join(cases)), tmp_path, "attention")

@@ -9,6 +9,7 @@ once for a key, or for each score.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
@@ -19,9 +20,10 @@ from jitgen.families.attention.forward.elements import elements
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.ramps import split
 from jitgen.families.attention.forward.wgmma import WgmmaSchedule
-from jitgen.families.attention.rule.bounds import known_ends
+from jitgen.families.attention.rule.bounds import Ends, known_ends, mask_ends
 from jitgen.families.attention.rule.context import Operand, Rule
 from jitgen.families.attention.rule.cuda import RUN, WORDS, coordinates, parameters_of, run
+from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
 
@@ -31,9 +33,10 @@ def build(
     """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     # The ends of what differs from key to key are known for indices; in memory there may be anything.
-    tile_bounds = bounds(
-        body, layout, known_ends(o for o in attention.rule.operands if o.kind != "key" or not o.pointer), WORDS
-    )
+    known = known_ends(o for o in attention.rule.operands if o.kind != "key" or not o.pointer)
+    tile_bounds = bounds(body, layout, known, WORDS)
+    shown = _shown(body, layout, attention, known) if isinstance(schedule, DecodeSchedule) else None
+    all_bounds = [tile_bounds, *([shown["bounds"]] if shown else [])]
     sources = {"query": attention.query[0] if attention.query else attention.key}
     sources |= {"key": attention.key, "value": attention.value}
     copied = dict(itertools.compress(sources.items(), schedule.copied))
@@ -54,11 +57,12 @@ def build(
         "at_row": [(o, o.packed_row(f"task.{o.at}")) for o in attention.rule.reads("both")],
         "row_ends": [
             _value(o, o.packed_row(f"task.{o.at}")) | {"is_index": not o.pointer}
-            for o in attention.ends(tile_bounds, "row")
+            for o in dict.fromkeys(o for bounds_ in all_bounds for o in attention.ends(bounds_, "row"))
         ],
         "key_ends": attention.ends(tile_bounds, "key"),
         "task_ends": attention.ends(tile_bounds, "task"),
         "bounds": tile_bounds,
+        "shown": shown,
         "factor_lines": attention.factor_lines,
         "factor": attention.factor,
         "is_checked": bool(attention.factor) and attention.linear,
@@ -87,6 +91,23 @@ def build(
         "row_maxima": attention.row_maxima,
         "row_sums": attention.row_sums,
     }, {"fmad": True}
+
+
+def _shown(body: Body, layout: Layout, attention: Attention, known: Mapping[int, Ends]) -> dict[str, Any] | None:
+    """Describes the mask in memory that bounds the keys of a block of rows, from the first that it shows to the last:
+    that of a cache has a flag for each key, the same for all rows. None where scores read no such mask, or several."""
+    masks = mask_ends(attention.rule.operands, ("key",))
+    shown = bounds(body, layout, {**known, **masks}, WORDS).of_hidden()
+    read = [o for o in attention.ends(shown, "key") if o.index in masks]
+    if len(read) != 1:
+        return None
+    (mask,) = read
+    return {
+        "mask": mask,
+        "bounds": shown,
+        "key_ends": [o for o in attention.ends(shown, "key") if o is not mask],
+        "task_ends": attention.ends(shown, "task"),
+    }
 
 
 def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: Dialect) -> dict[str, Any]:

@@ -52,6 +52,10 @@ class _Operand(Protocol):
     @property
     def kind(self) -> str: ...
     @property
+    def dtype(self) -> str: ...
+    @property
+    def pointer(self) -> object: ...
+    @property
     def is_integer(self) -> bool: ...
 
 
@@ -68,6 +72,13 @@ def known_ends(operands: Iterable[_Operand]) -> dict[int, Ends]:
     return {o.index: ends_of(o) for o in operands if o.is_integer and o.kind != "both"}
 
 
+def mask_ends(operands: Iterable[_Operand], kinds: Sequence[str]) -> dict[int, Ends]:
+    """Returns the ends of masks in memory of these ``kinds``, whose values are 0 and 1, by the numbers of their
+    operands: a mask holds somewhere in a tile where its highest value is 1, and everywhere where its lowest is."""
+    masks = (o for o in operands if o.dtype == "bool" and o.pointer and o.kind in kinds)
+    return {mask.index: Ends(low=ends_of(mask).high, high=ends_of(mask).low) for mask in masks}
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Holds the analysis of a rule.
@@ -81,6 +92,10 @@ class Bounds:
     lines: tuple[tuple[str, str, bool], ...]
     hidden: str
     open: str
+
+    def of_hidden(self) -> Bounds:
+        """Returns what ``hidden`` needs."""
+        return _used(self.lines, self.hidden, "")
 
     @cached_property
     def names(self) -> frozenset[str]:

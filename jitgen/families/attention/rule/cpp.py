@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, ends_of, known_ends
+from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, known_ends, mask_ends
 from jitgen.families.attention.rule.context import LEVELS, Frame, Operand, Rule
 
 WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
@@ -21,8 +21,7 @@ FLAGS = ["-O2"]
 def host_ends(operands: Sequence[Operand]) -> dict[int, Ends]:
     """Returns the ends of what a kernel on the host looks at before it reads the keys of a piece: integers, and masks
     in memory, whose values are 0 and 1. A mask takes a byte a score and spares the products of those that it hides."""
-    masks = [o for o in operands if o.dtype == "bool" and o.pointer and o.kind in ("key", "both")]
-    return known_ends(operands) | {o.index: Ends(low=ends_of(o).high, high=ends_of(o).low) for o in masks}
+    return known_ends(operands) | mask_ends(operands, ("key", "both"))
 
 
 def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:

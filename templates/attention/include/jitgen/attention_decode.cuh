@@ -34,7 +34,16 @@
 
 namespace jitgen {
 
-template <class Config, class Operands>
+// The tiles of keys that there are for a block of rows: all, or those that a mask in memory shows (attention_shown.cuh).
+struct AllKeys {
+  template <int tile_keys, class Operands>
+  static JITGEN_DEVICE TileRange tiles(
+      const Operands& operands, const typename Operands::Task&, const typename Operands::Block&) {
+    return {0, int((operands.keys + tile_keys - 1) / tile_keys)};
+  }
+};
+
+template <class Config, class Operands, class Extent = AllKeys>
 struct DecodeKernel : DecodeResults<Config, Operands> {
   using Results = DecodeResults<Config, Operands>;
   using Shape = DecodeShape<Config>;
@@ -199,7 +208,7 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
     const auto visibility = [&](int tile, bool exists, int) {
       return exists ? operands.template visibility<Shape::keys>(task, of_block, tile) : 0u;
     };
-    const int all = int((operands.keys + Shape::keys - 1) / Shape::keys);
+    const TileRange all = Extent::template tiles<Shape::keys>(operands, task, of_block);
     const TileRange mine = share_of<Config::masked>(all, share, Operands::ranges * splits, visibility);
     Tiles tiles(mine.begin, mine.end);
     Stage stages[Config::ahead];
@@ -276,11 +285,11 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
   }
 };
 
-template <class Config, class Operands>
+template <class Config, class Extent = AllKeys, class Operands>
 JITGEN_DEVICE void attention_decode(const Operands& operands) {
   extern __shared__ __align__(16) uint8_t attention_memory[];
   constexpr bool clusters = Config::most_splits > 1;
-  const DecodeKernel<Config, Operands> kernel{
+  const DecodeKernel<Config, Operands, Extent> kernel{
       operands, reinterpret_cast<float*>(attention_memory), shared_address(attention_memory),
       clusters ? cluster_rank() : 0, clusters ? cluster_blocks() : 1};
   kernel.run();

@@ -138,11 +138,11 @@ struct TileRange {
 // Share `number` of `shares` equal ones of the tiles from the first to the last that masks leave, of `all`. Called by whole
 // warps.
 template <bool masked, class Visibility>
-JITGEN_DEVICE TileRange share_of(int all, int number, int shares, const Visibility& visibility) {
-  int first = 0, count = all;
+JITGEN_DEVICE TileRange share_of(const TileRange& all, int number, int shares, const Visibility& visibility) {
+  int first = all.begin, count = all.end - all.begin;
   if (masked && shares > 1) {
-    Ends seen = {all, 0};
-    for (int tile = int(threadIdx.x % 32); tile < all; tile += 32) {
+    Ends seen = {all.end, 0};
+    for (int tile = all.begin + int(threadIdx.x % 32); tile < all.end; tile += 32) {
       if (visibility(tile, true, 0) & 1u) seen = {lesser(seen.low, tile), tile + 1};
     }
     seen = ends_of_warp(seen);
