@@ -3,6 +3,9 @@
 Times are of the processor (``time.process_time``), on one thread, and the least of rounds in which the peers take
 turns: on a machine that others load, too, these depend on them the least. ``_int_mm`` of torch takes minutes for many
 rows, and is timed for one.
+
+On a processor with more, the instructions of AVX2 alone are timed by ``JITGEN_CPU_TARGET=x86-64-v3
+JITGEN_CXXFLAGS=-DJITGEN_LEVEL_ALONE ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 FBGEMM_ENABLE_INSTRUCTIONS=AVX2``.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from jitgen.spec import host_target
 
 GROUP = 128
 ROWS = (1, 16, 128, 1000)
+CHOICES = "JITGEN_CXXFLAGS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS"
+"""Variables that choose instructions."""
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -101,6 +106,7 @@ def calls_of(weights: Weights, rows: int) -> Calls:
         "int8 weights, int8 activations, float32": lambda: linear(x, made["int8", "int8"]),
         "int4 weights, int8 activations, bfloat16": lambda: linear(half, made["int4", "int8"]),
         "int4 weights, bfloat16": lambda: linear(half, made["int4", None]),
+        "float32": lambda: linear(x, weights.dense),
         "_int_mm": lambda: integers(codes, weights.codes),
         "torch.ao dynamic int8, float32": lambda: weights.dynamic(x),
         "torch int4pack_mm, bfloat16": lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(*packed),
@@ -142,6 +148,7 @@ def main() -> None:
         facts = {
             **made("bench.quantized_activations", device="cpu"),
             "target": str(host_target()),
+            **{name: os.environ[name] for name in CHOICES if name in os.environ},
             "cores": os.cpu_count(),
             "threads": 1,
             "load_average": load,

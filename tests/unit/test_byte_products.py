@@ -113,6 +113,36 @@ def test_matrix_registers_have_the_bits_of_vectors(format: str, group: int | Non
     assert torch.equal(linear(x, weight), torch.cat([linear(rows, weight) for rows in x.split(7)]))
 
 
+@pytest.mark.parametrize("level", [level for level in LEVELS if level > "x86-64-v2"])
+@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int8", 64), ("int4", 64), ("int4", None)])
+@pytest.mark.quick(where=lambda level, format, group: level == "x86-64-v3")
+@pytest.mark.covering(1)
+def test_a_level_alone_has_exact_sums_of_codes(
+    level: str, format: str, group: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VPMADDUBSW saturates nowhere: neither where all neighbours are large, of one sign or both, nor where few are."""
+    linear, largest = jitgen.jit(torch.nn.functional.linear), 127 if format == "int8" else 7
+    cases = []
+    for m, k, n in ((1, 960, 33), (7, 700, 16), (26, 3, 40), (13, 2117, 20)):
+        codes = (torch.randn(m, k) * 40).round().clamp(-127, 127)
+        x = torch.cat([codes, matrix(m, k, torch.int8).float().clamp(-127, 127), torch.full((2, k), 127.0)])
+        x[:, 0], x[-1] = 127, -127  # which makes the scale 1
+        w = torch.randint(-largest, largest + 1, (n, k)).float()
+        w[0], w[1] = largest, -largest
+        w[:, :: group or k] = largest
+        cases.append((x, jitgen.quantize(w, format, group, method="absmax", activation="int8")))
+    wanted = [linear(*case) for case in cases]
+    monkeypatch.setenv("JITGEN_CPU_TARGET", level)
+    monkeypatch.setenv("JITGEN_CXXFLAGS", "-O0 -DJITGEN_LEVEL_ALONE")
+    alone = jitgen.jit(torch.nn.functional.linear)
+    for (x, weight), bits in zip(cases, wanted, strict=True):
+        found, exact = alone(x, weight), x.double() @ weight.dequantize(torch.float64).T
+        if x.shape[1] <= 960:  # whose sums are below 2^24
+            assert torch.equal(found.double(), exact)
+        torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=2.0)
+        assert torch.equal(found, bits), "the bits of other arithmetics"
+
+
 # ---------------------------------------------------------------------------- sums of four bytes, on any processor
 
 QUADS = """

@@ -118,8 +118,7 @@ def _compute(product: ContractionContext) -> str:
         return _COMPUTE[accumulator_dtype(dtype)]
     if product.contraction.format is None:
         return "Shorts"
-    format = formats.find(product.contraction.format)
-    return _code_bytes(format, "Halves") if format.bits == 4 else "Scaled<jitgen::gemm::Shorts>"
+    return _code_bytes(formats.find(product.contraction.format), "Halves")
 
 
 def _code_bytes(format: Format, sums: str) -> str:

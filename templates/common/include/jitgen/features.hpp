@@ -10,8 +10,12 @@ namespace jitgen {
 enum class Register { a, c, d };
 
 // Whether a bit of leaf 7 is set, in register A, C or D.
+// With JITGEN_LEVEL_ALONE there are none: tests and benchmarks execute what a processor of just the level would.
 template <uint32_t subleaf, Register where, int bit>
 JITGEN_INLINE bool ask_feature() {
+#if defined(JITGEN_LEVEL_ALONE)
+  return false;
+#endif
   uint32_t a = 0, b, c = 0, d;
   asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   if (a < 7) return false;

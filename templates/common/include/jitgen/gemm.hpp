@@ -116,6 +116,24 @@ inline void interleave(const float* from, int64_t stride, int64_t rows, int64_t 
   }
 }
 
+// Halves those elements of `count` numbers of a row of x whose neighbours are too large together, and adds what is left
+// of them to the `halved` ones in `rests`. Neighbours are those that `of_x` makes neighbours.
+template <class Compute>
+inline void halve(int8_t* x, int64_t count, int64_t row, Rest<typename Compute::Element>* rests, int32_t& halved) {
+  for (int64_t e = 0; e < count / 4; ++e) {
+    int8_t* const four = x + 4 * e;
+    const int even = four[0] + four[2], odd = four[1] + four[3];
+    if ((even <= 128) & (even >= -128) & (odd <= 128) & (odd >= -128)) continue;
+    int8_t rest[4];
+    for (int i = 0; i < 4; ++i) {
+      const int8_t half = four[i] >> 1;
+      rest[i] = four[i] - half;
+      four[i] = half;
+    }
+    rests[halved++] = {uint16_t(e), uint16_t(row), Compute::of_x(rest, 0)};
+  }
+}
+
 // Packs the rows of x from `first` on, as many as `to` has, by all threads. There are zeros beyond `k`.
 template <class Compute, class X>
 void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64_t thread, int64_t threads) {
@@ -154,8 +172,16 @@ void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64
         for (int64_t i = 0; i < elements * per; i += to.span) {
           const int64_t end = elements * per - i < to.span ? elements * per : i + to.span;
           int32_t total = 0;
+#pragma omp simd reduction(+ : total)
           for (int64_t j = i; j < end; ++j) total += buffer[j];
-          to.totals[(e * per + i) / to.span * to.rows + m] = Compute::offset * total;
+          const int64_t fact = (e * per + i) / to.span * to.rows + m;
+          to.totals[fact] = Compute::offset * total;
+          if constexpr (halves_x<Compute>(0)) {
+            int32_t& halved = to.rest_counts[fact - (m - rows.begin)];
+            if (m == rows.begin) halved = 0;
+            halve<Compute>(buffer + i, end - i, m - rows.begin, to.rests + (fact - (m - rows.begin)) * (to.span / per),
+                           halved);
+          }
         }
       }
       if constexpr (whole_rows<Compute>(0)) {
@@ -239,7 +265,11 @@ void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&.
   const int64_t most_rows = (m + passes - 1) / passes;
   const int64_t totals = detail::offset_of<Compute>(0) != 0 ? depth * Compute::per_element / span + 1 : 0;
   const int64_t totals_at = round_up(most_rows * depth * sizeof(Element), 64);
-  const int64_t packed_bytes = round_up(totals_at + totals * most_rows * sizeof(int32_t), 4096);
+  constexpr bool halves = detail::halves_x<Compute>(0);
+  const int64_t counts_at = totals_at + totals * most_rows * sizeof(int32_t);
+  const int64_t rests_at = round_up(halves ? counts_at + totals * most_rows * sizeof(int32_t) : counts_at, 64);
+  const int64_t rests = halves ? totals * most_rows * (span / Compute::per_element) : 0;
+  const int64_t packed_bytes = round_up(rests_at + rests * sizeof(Rest<Element>), 4096);
   const int64_t group = most_rows <= wide_rows ? wide_group_blocks : group_blocks;
   const int64_t sums = contractions * most_rows * detail::row_stride_of(group);
   const int64_t sums_bytes = round_up(sums * sizeof(Accumulator), 4096);
@@ -257,7 +287,9 @@ void multiply(const X& x, int64_t m, int64_t k, int32_t threads, const Regions&.
       const int64_t count = rows.end - rows.begin;
       const Packed<Compute> packed{reinterpret_cast<Element*>(memory), count, depth,
                                    (count + Compute::tile_rows - 1) / Compute::tile_rows,
-                                   reinterpret_cast<int32_t*>(memory + totals_at), span};
+                                   reinterpret_cast<int32_t*>(memory + totals_at), span,
+                                   reinterpret_cast<int32_t*>(memory + counts_at),
+                                   reinterpret_cast<Rest<Element>*>(memory + rests_at)};
       detail::pack(x, packed, rows.begin, k, thread, present);
 #pragma omp barrier
       const detail::Grid grid = detail::grid_of(blocks, packed.tiles, present);

@@ -1,10 +1,15 @@
 // A tile of quantised activations: signed bytes of x times the unsigned codes of a block of weights, as they are stored.
 //
 // Nothing is decoded but nibbles to bytes. What codes are above their values, 128, 8 or a zero-point, is taken off the
-// sum of a span of k's, times the sum of x there, which packing has counted. Sums of a span are exact:
+// sum of a span of k's, times the sum of x there, which packing has counted. Sums of a span are exact, and thus the same
+// by all of these:
 //
 //   CodeBytes<bits, zeroed, Ints>     four products to a lane (VPDPBUSD), where the processor has that
 //   CodeBytes<4, zeroed, Halves>      two to a half of a lane (VPMADDUBSW): 16 of nibbles and bytes fit its 16 bits
+//   CodeBytes<8, zeroed, Halves>      two to a half, which go to the lane at once (VPMADDWD). Two products fit 16 bits if
+//                                     both numbers of x are 128 at most together. Packing halves an element whose
+//                                     numbers are not (1 or 2 in 100 of a normal distribution that is scaled by its
+//                                     largest of 4096), and the tile adds the other half's products afterwards.
 #pragma once
 
 #include "jitgen/gemm_integers.hpp"
@@ -14,9 +19,10 @@ namespace gemm {
 
 template <int bits, bool zeroed_, class Sums>
 struct CodeBytes {
-  using Element = SignedByteQuad;
+  static constexpr bool halves_x = bits == 8 && detail::same<Sums, Halves>;
+  using Element = typename detail::Select<halves_x, SmallByteQuad, SignedByteQuad>::type;
   using Accumulator = float;
-  using Vector = Sums;
+  using Vector = typename detail::Select<halves_x, Ints, Sums>::type;
   using Weights = Octets;
   static constexpr int code_bits = bits;
   static constexpr bool zeroed = zeroed_;
@@ -37,6 +43,19 @@ struct CodeBytes {
   }
 };
 
+#if !defined(JITGEN_AVX512) && !defined(JITGEN_AVX2)
+template <bool zeroed>
+struct CodeBytes<8, zeroed, Halves> : Scaled<Shorts> {};
+#endif
+
+// What packing leaves of an element of x that it has halved.
+template <class Element>
+struct Rest {
+  uint16_t element;  // its number in its span
+  uint16_t row;      // of the tile
+  Element bytes;
+};
+
 namespace detail {
 
 template <class Compute>
@@ -48,45 +67,100 @@ constexpr bool reads_codes(long) {
   return false;
 }
 
-JITGEN_INLINE Ints whole(Ints sums) { return sums; }
-JITGEN_INLINE Ints whole(Halves sums) {
-  Ints both = {};
-  accumulate(both, sums, (Halves)splat(0x00010001u));
-  return both;
+template <class Compute>
+constexpr decltype(+Compute::halves_x) halves_x(int) {
+  return Compute::halves_x;
+}
+template <class Compute>
+constexpr bool halves_x(long) {
+  return false;
+}
+
+// Adds sums to `to`, or writes them there if `first`.
+JITGEN_INLINE void add_whole(Ints& to, Ints sums, bool) { to = sums; }  // which are all
+JITGEN_INLINE void add_whole(Ints& to, Halves sums, bool first) {
+  if (first) to = Ints{};
+  accumulate(to, sums, (Halves)splat(0x00010001u));
+}
+
+// What packing knows of a span of a tile's x. The next span's are `stride` on, for each element of a span in `rests`.
+template <class Element>
+struct SpanFacts {
+  const int32_t* totals;       // of each row the sum of x, times the offset of codes
+  const int32_t* rest_counts;  // where elements are halved, how many
+  const Rest<Element>* rests;
+  int64_t stride;
+};
+
+// Codes that are prefetched: at every unit those at `from`, which is then `step` bytes on.
+struct Prefetched {
+  const char* from;
+  int64_t step;
+};
+
+// Adds the products of `units` units of 64 bytes of codes and of rows of x, and advances both.
+template <class Compute, int rows>
+JITGEN_INLINE void add_units(typename Compute::Vector (&acc)[rows][Compute::vectors], const char*& w,
+                             const typename Compute::Element*& x, int64_t units, Prefetched& next) {
+  constexpr int vectors = Compute::vectors, steps = 8 / Compute::code_bits;
+  for (int64_t unit = 0; unit < units; ++unit) {
+    __builtin_prefetch(next.from, 0, 2);
+    next.from += next.step;
+#pragma GCC unroll 2
+    for (int step = 0; step < steps; ++step) {
+      Octets codes[vectors];
+      for (int v = 0; v < vectors; ++v) {
+        const Words raw = load_vector<Words>(w + v * vector_bytes);
+        codes[v] = (Octets)(steps == 1 ? raw : raw >> (4 * step) & 0x0f0f0f0fu);
+      }
+#pragma GCC unroll 24
+      for (int m = 0; m < rows; ++m) accumulate_block(acc[m], codes, x + step * rows + m);
+    }
+    w += 64;
+    x += steps * rows;
+  }
 }
 
 // Multiplies `units` units of 64 bytes of codes by `rows` rows of x and adds the scaled products to `c`, or writes them
 // there if `first`. A span is `span` units, and a scale and a zero-point are for `units_per_scale`, a multiple of that,
-// or for all of them (0). `totals` has the sums of x of each row in a span, times the offset of codes; those of the next
-// span are `totals_stride` on.
+// or for all of them (0).
 template <class Compute, int64_t span, class Scale, int rows>
-__attribute__((noinline)) void code_tile(const char* w, const SignedByteQuad* x, int64_t units, int64_t units_per_scale,
-                                         const Scale* scales, const uint8_t* zeros, const int32_t* totals,
-                                         int64_t totals_stride, float* c, int64_t row_stride, bool first) {
-  constexpr int vectors = Compute::vectors, steps = 8 / Compute::code_bits;
+__attribute__((noinline)) void code_tile(const char* w, const typename Compute::Element* x, int64_t units,
+                                         int64_t units_per_scale, const Scale* scales, const uint8_t* zeros,
+                                         SpanFacts<typename Compute::Element> facts, float* c, int64_t row_stride,
+                                         bool first, Prefetched next) {
+  constexpr int vectors = Compute::vectors;
+  constexpr int64_t units_at_once = same<typename Compute::Vector, Halves> ? 4 : span;  // 16 products in each half
   for (int m = 0; first && m < rows; ++m) __builtin_memset(c + m * row_stride, 0, block_rows * sizeof(*c));
   for (int64_t done = 0; done < units; done += span) {
-    typename Compute::Vector acc[rows][vectors];
-#pragma GCC unroll 24
-    for (int m = 0; m < rows; ++m) {
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) acc[m][v] = typename Compute::Vector{};
-    }
     const int64_t here = units - done < span ? units - done : span;
-    for (int64_t unit = 0; unit < here; ++unit) {
-      __builtin_prefetch(w + ahead, 0, 2);
-#pragma GCC unroll 2
-      for (int step = 0; step < steps; ++step) {
+    [[maybe_unused]] const char* const span_codes = w;
+    Ints sums[rows][vectors];
+    for (int64_t unit = 0; unit < here || unit == 0; unit += units_at_once) {
+      typename Compute::Vector acc[rows][vectors];
+#pragma GCC unroll 24
+      for (int m = 0; m < rows; ++m) {
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) acc[m][v] = typename Compute::Vector{};
+      }
+      add_units<Compute, rows>(acc, w, x, here - unit < units_at_once ? here - unit : units_at_once, next);
+#pragma GCC unroll 24
+      for (int m = 0; m < rows; ++m) {
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) add_whole(sums[m][v], acc[m][v], unit == 0);
+      }
+    }
+    if constexpr (halves_x<Compute>(0)) {
+      const auto* rest = facts.rests;
+      for (const auto* const end = rest + *facts.rest_counts; rest < end; ++rest) {
         Octets codes[vectors];
         for (int v = 0; v < vectors; ++v) {
-          const Words raw = load_vector<Words>(w + v * vector_bytes);
-          codes[v] = (Octets)(steps == 1 ? raw : raw >> (4 * step) & 0x0f0f0f0fu);
+          codes[v] = load_vector<Octets>(span_codes + rest->element * 64 + v * vector_bytes);
         }
-#pragma GCC unroll 24
-        for (int m = 0; m < rows; ++m) accumulate_block(acc[m], codes, x + step * rows + m);
+        accumulate_block(sums[rest->row], codes, &rest->bytes);
       }
-      w += 64;
-      x += steps * rows;
+      facts.rest_counts += facts.stride;
+      facts.rests += facts.stride * span;
     }
     Floats scale[vectors];
     Ints zero[vectors];
@@ -97,17 +171,17 @@ __attribute__((noinline)) void code_tile(const char* w, const SignedByteQuad* x,
     }
 #pragma GCC unroll 24
     for (int m = 0; m < rows; ++m) {
-      const Ints total_of_x = splat(totals[m]);
+      const Ints total_of_x = splat(facts.totals[m]);
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
-        const Ints sum = whole(acc[m][v]) - (Compute::zeroed ? zero[v] * total_of_x : total_of_x);
+        const Ints sum = sums[m][v] - (Compute::zeroed ? zero[v] * total_of_x : total_of_x);
         float* const to = c + m * row_stride + v * float_lanes;
         Floats total = load_vector<Floats>(to);
         accumulate(total, scale[v], __builtin_convertvector(sum, Floats));
         store_vector(to, total);
       }
     }
-    totals += totals_stride;
+    facts.totals += facts.stride;
     if (units_per_scale != 0 && (done + span) % units_per_scale == 0) scales += block_rows, zeros += block_rows;
   }
 }

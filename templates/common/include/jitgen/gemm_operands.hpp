@@ -27,6 +27,10 @@ struct Packed {
   int64_t tiles;
   int32_t* totals;  // offset * sum of x, where the arithmetic has one: row m's of span s is totals[s * rows + m]
   int64_t span;     // neighbours in k that a total is of
+  // Where elements are halved: how many of each span of a tile, where its first row has its total, and what is left of
+  // them. There are places for all elements.
+  int32_t* rest_counts = nullptr;
+  Rest<typename Compute::Element>* rests = nullptr;
 
   inline int64_t spans() const { return (depth * Compute::per_element + span - 1) / span; }
   inline Range tile(int64_t t) const { return share(rows, 1, t, tiles); }
@@ -94,7 +98,6 @@ struct QuantisedBlocks {
   // Neighbours in k whose sums are integers; the rows of x are packed in pieces of `most_span` of them.
   template <class Compute>
   static constexpr int64_t span() {
-    if (detail::same<typename Compute::Vector, Halves>) return 32;
     return group == 0 ? 1024 : most_span<Compute> % group == 0 ? group : 32;
   }
 
@@ -109,22 +112,26 @@ struct QuantisedBlocks {
     using Tiles = detail::CodeTiles<Compute, span_units, Scale>;
     const int64_t elements = per_unit / Compute::per_element, units = depth<Compute>() / elements;
     const int64_t groups = group != 0 ? units / per_group : 1;
-    const bool alone = task.tiles.end - task.tiles.begin == 1;
-    const int64_t chunk = alone ? units : round_up(1024 / per_unit, group != 0 ? per_group : span_units);
+    const int64_t tiles = task.tiles.end - task.tiles.begin;
+    const int64_t chunk = tiles == 1 ? units : round_up(1024 / per_unit, group != 0 ? per_group : span_units);
+    const char* const first_codes = reinterpret_cast<const char*>(codes) + task.block * units * unit_bytes;
     for (int64_t unit = 0; unit < units; unit += chunk) {
       const int64_t here = units - unit < chunk ? units - unit : chunk;
-      for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
-        const Range rows = task.x.tile(t);
-        const int64_t count = rows.end - rows.begin;
-        const int32_t* const totals = task.x.totals + unit / span_units * task.x.rows + rows.begin;
-        const auto tile = Tiles::of(count);
-        const auto* const x = task.x.data + rows.begin * task.x.depth + unit * elements * count;
-        for (int64_t b = 0; b < task.blocks; ++b) {
-          const int64_t block = task.block + b;
-          const int64_t at = (block * groups + unit / (group != 0 ? per_group : units)) * block_rows;
-          tile(reinterpret_cast<const char*>(codes) + (block * units + unit) * unit_bytes, x, here, per_group,
-               scales + at, zeroed ? zeros + at : nullptr, totals, task.x.rows,
-               task.sums + rows.begin * task.row_stride + b * block_rows, task.row_stride, unit == 0);
+      for (int64_t b = 0; b < task.blocks; ++b) {
+        const char* const w = first_codes + (b * units + unit) * unit_bytes;
+        const int64_t at = ((task.block + b) * groups + unit / (group != 0 ? per_group : units)) * block_rows;
+        // All tiles read these codes in turn, and each prefetches its share of the next ones.
+        const char* const next = b + 1 < task.blocks ? w + units * unit_bytes : first_codes + (unit + here) * unit_bytes;
+        for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
+          const Range rows = task.x.tile(t), share_of_next = share(here * unit_bytes, 1, t - task.tiles.begin, tiles);
+          const int64_t fact = unit / span_units * task.x.rows + rows.begin;
+          Tiles::of(rows.end - rows.begin)(
+              w, task.x.data + rows.begin * task.x.depth + unit * elements * (rows.end - rows.begin), here, per_group,
+              scales + at, zeroed ? zeros + at : nullptr,
+              {task.x.totals + fact, task.x.rest_counts + fact, task.x.rests + fact * span_units * elements,
+               task.x.rows},
+              task.sums + rows.begin * task.row_stride + b * block_rows, task.row_stride, unit == 0,
+              {tiles == 1 ? w + detail::ahead : next + share_of_next.begin, unit_bytes / tiles});
         }
       }
     }

@@ -52,9 +52,14 @@ JITGEN_INLINE Words splat(uint32_t x) { return x - Words{}; }
 enum class ShortPair : uint32_t {};
 enum class ByteQuad : uint32_t {};
 enum class SignedByteQuad : uint32_t {};
+enum class SmallByteQuad : uint32_t {};  // signed, and the sums of its first two and of its last two are 128 at most
 JITGEN_INLINE Halves splat(ShortPair x) { return (Halves)splat(uint32_t(x)); }
 JITGEN_INLINE Octets splat(ByteQuad x) { return (Octets)splat(uint32_t(x)); }
 JITGEN_INLINE SignedOctets splat(SignedByteQuad x) { return (SignedOctets)splat(uint32_t(x)); }
+struct SmallOctets {
+  SignedOctets bytes;
+};
+JITGEN_INLINE SmallOctets splat(SmallByteQuad x) { return {(SignedOctets)splat(uint32_t(x))}; }
 
 // Vectors that are converted to a vector of floats: with as many lanes, and a half or a quarter of the bytes.
 typedef float NarrowFloats __attribute__((vector_size(vector_bytes / 2)));
@@ -178,6 +183,17 @@ JITGEN_INLINE void accumulate(Halves& acc, Octets nibbles, SignedOctets x) {
 #endif
 }
 
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+// Adds the products of the four bytes of a lane to the lane, by halves first: 255 times 128 fits their 16 bits.
+JITGEN_INLINE void accumulate(Ints& acc, Octets w, SmallOctets x) {
+  static const Halves ones = (Halves)(Words{} + 0x00010001u);  // in memory, because accumulators need the registers
+  Ints products;
+  asm("vpmaddubsw %3, %2, %1\n\tvpmaddwd %4, %1, %1\n\tvpaddd %1, %0, %0"
+      : "+v"(acc), "=&v"(products)
+      : "v"(w), "v"(x.bytes), "m"(ones));
+}
+#endif
+
 #if defined(JITGEN_AVX512)
 // Pairs of bfloat16: both products are added to the lane's float (VDPBF16PS).
 JITGEN_INLINE void accumulate(Floats& acc, Words w, Words x) {
@@ -205,6 +221,9 @@ JITGEN_INLINE void accumulate_one(Ints& acc, Ints w, const int32_t* x) { accumul
 JITGEN_INLINE void accumulate_one(Longs& acc, Longs w, const int64_t* x) { accumulate(acc, w, splat(*x)); }
 JITGEN_INLINE void accumulate_one(Ints& acc, Halves w, const ShortPair* x) { accumulate(acc, w, splat(*x)); }
 JITGEN_INLINE void accumulate_one(Halves& acc, Octets w, const SignedByteQuad* x) { accumulate(acc, w, splat(*x)); }
+#if defined(JITGEN_AVX512)
+JITGEN_INLINE void accumulate_one(Ints& acc, Octets w, const SmallByteQuad* x) { accumulate(acc, w, splat(*x)); }
+#endif
 JITGEN_INLINE void accumulate_one(Ints& acc, SignedOctets w, const ByteQuad* x) { accumulate(acc, w, splat(*x)); }
 JITGEN_INLINE void accumulate_one(Ints& acc, Octets w, const SignedByteQuad* x) {
 #if defined(JITGEN_AVX512)
