@@ -114,7 +114,7 @@ def test_matrix_registers_have_the_bits_of_vectors(format: str, group: int | Non
 
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level > "x86-64-v2"])
-@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int8", 64), ("int4", 64), ("int4", None)])
+@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int8", 32), ("int4", 64), ("int4", None)])
 @pytest.mark.quick(where=lambda level, format, group: level == "x86-64-v3")
 @pytest.mark.covering(1)
 def test_a_level_alone_has_exact_sums_of_codes(

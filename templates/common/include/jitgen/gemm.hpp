@@ -117,20 +117,26 @@ inline void interleave(const float* from, int64_t stride, int64_t rows, int64_t 
 }
 
 // Halves those elements of `count` numbers of a row of x whose neighbours are too large together, and adds what is left
-// of them to the `halved` ones in `rests`. Neighbours are those that `of_x` makes neighbours.
+// of them to the `halved` ones in `rests`. Neighbours are those that `of_x` makes neighbours. A vector beyond x is read.
 template <class Compute>
 inline void halve(int8_t* x, int64_t count, int64_t row, Rest<typename Compute::Element>* rests, int32_t& halved) {
-  for (int64_t e = 0; e < count / 4; ++e) {
-    int8_t* const four = x + 4 * e;
-    const int even = four[0] + four[2], odd = four[1] + four[3];
-    if ((even <= 128) & (even >= -128) & (odd <= 128) & (odd >= -128)) continue;
-    int8_t rest[4];
-    for (int i = 0; i < 4; ++i) {
-      const int8_t half = four[i] >> 1;
-      rest[i] = four[i] - half;
-      four[i] = half;
+  for (int64_t e = 0; e < count / 4; e += float_lanes) {
+    const Words words = load_vector<Words>(x + 4 * e);
+    const Ints even = ((Ints)(words << 24) >> 24) + ((Ints)(words << 8) >> 24);
+    const Ints odd = ((Ints)(words << 16) >> 24) + ((Ints)words >> 24);
+    uint32_t lanes = lanes_of((even > 128) | (even < -128) | (odd > 128) | (odd < -128));
+    if (count / 4 - e < float_lanes) lanes &= (1u << (count / 4 - e)) - 1;
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const int64_t element = e + __builtin_ctz(lanes);
+      int8_t* const four = x + 4 * element;
+      int8_t rest[4];
+      for (int i = 0; i < 4; ++i) {
+        const int8_t half = four[i] >> 1;
+        rest[i] = four[i] - half;
+        four[i] = half;
+      }
+      rests[halved++] = {uint16_t(element), uint16_t(row), Compute::of_x(rest, 0)};
     }
-    rests[halved++] = {uint16_t(e), uint16_t(row), Compute::of_x(rest, 0)};
   }
 }
 
@@ -139,7 +145,8 @@ template <class Compute, class X>
 void pack(const X& x, const Packed<Compute>& to, int64_t first, int64_t k, int64_t thread, int64_t threads) {
   constexpr int64_t per = Compute::per_element;
   if constexpr (per == 1 && lies_across<X>(0)) return pack_across(x, to, first, k, thread, threads);
-  alignas(64) typename X::Storage buffer[fill_elements * per];
+  constexpr int64_t read_beyond = halves_x<Compute>(0) ? vector_bytes : 0;
+  alignas(64) typename X::Storage buffer[fill_elements * per + read_beyond];
   const int64_t pieces = (to.depth + fill_elements - 1) / fill_elements;
   const Range mine = share(to.tiles * pieces, 1, thread, threads);
   for (int64_t number = mine.begin; number < mine.end; ++number) {

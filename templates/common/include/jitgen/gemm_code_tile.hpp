@@ -36,10 +36,15 @@ struct CodeBytes {
 
   // Neighbours in the order in which the layout "cpu" has the bytes of a word, or the nibbles of two.
   JITGEN_INLINE Element of_x(const int8_t* x, int64_t e) {
-    const int8_t* const from = bits == 8 ? x + 4 * e : x + 8 * (e / 2) + 2 * (e % 2);
-    constexpr int second = bits == 8 ? 2 : 4;
-    return Element(uint32_t(uint8_t(from[0])) | uint32_t(uint8_t(from[second])) << 8 | uint32_t(uint8_t(from[1])) << 16 |
-                   uint32_t(uint8_t(from[second + 1])) << 24);
+    if constexpr (bits == 8) {
+      uint32_t four;
+      __builtin_memcpy(&four, x + 4 * e, sizeof(four));
+      return Element((four & 0xff0000ffu) | (four & 0xff00u) << 8 | (four >> 8 & 0xff00u));
+    } else {
+      const int8_t* const from = x + 8 * (e / 2) + 2 * (e % 2);
+      return Element(uint32_t(uint8_t(from[0])) | uint32_t(uint8_t(from[4])) << 8 | uint32_t(uint8_t(from[1])) << 16 |
+                     uint32_t(uint8_t(from[5])) << 24);
+    }
   }
 };
 

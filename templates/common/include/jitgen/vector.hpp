@@ -171,6 +171,19 @@ JITGEN_INLINE void accumulate_bytes(Ints& acc, Octets unsigned_, SignedOctets si
 JITGEN_INLINE void accumulate(Ints& acc, Octets w, SignedOctets x) { accumulate_bytes(acc, w, x); }
 JITGEN_INLINE void accumulate(Ints& acc, SignedOctets w, Octets x) { accumulate_bytes(acc, x, w); }
 
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+// A bit for each lane, of lanes that are 0 or -1.
+JITGEN_INLINE uint32_t lanes_of(Ints lanes) {
+  uint32_t bits;
+#if defined(JITGEN_AVX512)
+  asm("vpmovd2m %1, %%k1\n\tkmovw %%k1, %0" : "=r"(bits) : "v"(lanes) : "k1");
+#else
+  asm("vmovmskps %1, %0" : "=r"(bits) : "x"(lanes));
+#endif
+  return bits;
+}
+#endif
+
 // Adds the products of the two bytes of a half to the half. They are nibbles and signed bytes, so that nothing saturates.
 JITGEN_INLINE void accumulate(Halves& acc, Octets nibbles, SignedOctets x) {
 #if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
