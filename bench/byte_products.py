@@ -3,7 +3,9 @@
 M is drawn from 1 to 8192 on a logarithmic scale and not rounded, N and K are odd multiples of 16 (of 128 where scales
 are of blocks). Peers are ``_int_mm``, which takes 17 rows at least, and ``_scaled_mm`` with scales of rows and columns
 and with those of blocks; products of kind ``fast`` have its ``use_fast_accum`` on both sides. Times are of CUDA graphs
-that go round copies of the weights, and each result is compared with float64.
+that go round copies of the weights, and rows of each result are compared with float64. With ``--models N`` there are N
+sizes with M from 256 to 8192 and N and K of models' layers, which are the same for all kinds. Processes compile for
+``--target`` while what they have compiled is measured, and the file is written after every product.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import concurrent.futures
 import contextlib
 import itertools
 import multiprocessing
-import os
 import random
 import time
 from collections.abc import Callable
@@ -35,6 +36,16 @@ BLOCK = 128
 WRONG = 0.02
 """The error of a peer, relative to the norm of the result, from which on it computes something else."""
 ROW_RANGES = ((1, 16), (17, 64), (65, 512), (513, 8192))
+LAYERS = (
+    *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),  # Llama-3-8B
+    *((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),  # Llama-3-70B
+    *((24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048)),  # DeepSeek-V3
+    *((4608, 3584), (37888, 3584), (3584, 18944)),  # Qwen2.5-7B
+    *((10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)),  # Qwen3-32B
+)
+"""(N, K)."""
+COMPARED = 64
+"""Rows at the beginning and at the end that are compared."""
 
 
 def integers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -95,17 +106,45 @@ def operands(kind: str, rows: int, columns: int, length: int) -> tuple[torch.Ten
     if kind in ("rowwise", "fast"):
         scales = [torch.rand(rows, 1, device="cuda") + 0.5, torch.rand(columns, device="cuda") + 0.5]
     if kind == "blocks":
-        shapes = (rows, length // BLOCK), (columns // BLOCK, length // BLOCK)
-        scales = [torch.rand(shape, device="cuda") + 0.5 for shape in shapes]
+        shapes = (length // BLOCK, rows), (columns // BLOCK, length // BLOCK)
+        of_rows, of_blocks = (torch.rand(shape, device="cuda") + 0.5 for shape in shapes)
+        scales = [of_rows.t(), of_blocks]  # those of rows lie along M, which torch asks for
     return codes(rows), [codes(columns) for _ in range(copies)], scales
 
 
-def built(case: tuple[str, int, int, int]) -> str:
-    """Compiles a case's kernel into the store, in a process of its own."""
+def of_models(source: random.Random, count: int) -> list[tuple[int, int, int]]:
+    """(M, N, K) of ``count`` products, each layer once before one is drawn again."""
+    layers = [layer for _ in range(-(-count // len(LAYERS))) for layer in source.sample(LAYERS, len(LAYERS))]
+    return [
+        (min(int(log_uniform(source, 256, 8193)), int(1e12 / (columns * length))), columns, length)
+        for columns, length in layers[:count]
+    ]
+
+
+def specs_of(kind: str, rows: int, columns: int, length: int, activation: str | None = "int8") -> list[Any]:
+    """What ``operands`` makes, without a GPU."""
+    spec = jitgen.TensorSpec
+    if kind == "w4a8":
+        weight = spec((columns, length), torch.bfloat16, format="int4", group_size=BLOCK, activation=activation)
+        return [spec((rows, length), torch.bfloat16), weight]
+    dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+    specs = [spec((rows, length), dtype), spec((columns, length), dtype)]
+    if kind in ("rowwise", "fast"):
+        specs += [spec((rows, 1), torch.float32), spec((columns,), torch.float32)]
+    if kind == "blocks":
+        specs.append(spec((rows, length // BLOCK), torch.float32, strides=(1, rows)))
+        specs.append(spec((columns // BLOCK, length // BLOCK), torch.float32))
+    return specs
+
+
+def built(target: str, case: tuple[str, int, int, int]) -> str:
+    """Compiles a case's kernels into the store, in a process of its own."""
     kind, *sizes = case
     try:
-        x, (weight, *_), scales = operands(kind, *sizes)
-        jitgen.jit(backend="cuda")(FUNCTIONS[kind])(x, weight, *scales)
+        torch.set_num_threads(1)
+        for activation in ("int8", None) if kind == "w4a8" else ("int8",):
+            specs = specs_of(kind, *sizes, activation=activation)
+            jitgen.jit(backend="cuda")(FUNCTIONS[kind]).lower(*specs, target=target).compile()
     except Exception as error:
         return f"{case}: {error}"[:400]
     return ""
@@ -121,6 +160,15 @@ def exact(kind: str, x: torch.Tensor, w: Any, scales: list[torch.Tensor]) -> tor
         return x @ (w.double() * t.double().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)).T
     product = x.double() @ w.double().T
     return product * scales[0].double() * scales[1].double() if scales else product
+
+
+def compared(rows: torch.Tensor) -> torch.Tensor:
+    return rows if len(rows) <= 2 * COMPARED else torch.cat([rows[:COMPARED], rows[-COMPARED:]])
+
+
+def of_rows(kind: str, x: torch.Tensor, w: Any, scales: list[torch.Tensor]) -> torch.Tensor:
+    """The exact product of the rows that are compared."""
+    return exact(kind, compared(x), w, [compared(scales[0]), *scales[1:]] if scales else [])
 
 
 def peers_of(kind: str, x: torch.Tensor, weights: list[Any], scales: list[torch.Tensor]) -> dict[str, Any]:
@@ -139,10 +187,10 @@ def peers_of(kind: str, x: torch.Tensor, weights: list[Any], scales: list[torch.
     s, t = scales
     of_rows = (s.t().contiguous().t(), torch.nn.functional.pad(s.t(), (0, -s.shape[0] % 4))[:, : s.shape[0]].t())
     of_blocks = (torch.nn.functional.pad(t, (0, -t.shape[1] % 4))[:, : t.shape[1]].t(), t.t(), t.t().contiguous())
-    wanted = exact(kind, x, weights[0], scales)
+    wanted = of_rows(kind, x, weights[0], scales)
     for row, block in itertools.product(of_rows, of_blocks):  # torch's releases differ in the strides that they take
         with contextlib.suppress(Exception):
-            found = multiply(x, weights[0].T, row, block)
+            found = compared(multiply(x, weights[0].T, row, block))
             if (found.double() - wanted).norm() <= WRONG * wanted.norm():
                 return {"_scaled_mm": [partial(multiply, x, w.T, row, block) for w in weights]}
     return {}
@@ -151,13 +199,13 @@ def peers_of(kind: str, x: torch.Tensor, weights: list[Any], scales: list[torch.
 def measured(kind: str, rows: int, columns: int, length: int) -> dict[str, Any]:
     x, weights, scales = operands(kind, rows, columns, length)
     function = jitgen.jit(backend="cuda")(FUNCTIONS[kind])
-    found, wanted = function(x, weights[0], *scales).double(), exact(kind, x, weights[0], scales)
+    found, wanted = compared(function(x, weights[0], *scales)).double(), of_rows(kind, x, weights[0], scales)
     error = ((found - wanted).norm() / wanted.norm()).item()
     subjects: dict[str, Any] = {"jitgen": [partial(function, x, w, *scales) for w in weights]}
     notes = ""
     for name, calls in peers_of(kind, x, weights, scales).items():
         try:
-            result = calls[0]()[:rows].double()
+            result = compared(calls[0]()[:rows]).double()
             off = ((result - wanted).norm() / wanted.norm()).item()
             notes += "" if off < WRONG else f"{name} is off by {off:.2g}; "
             subjects[name] = calls
@@ -185,26 +233,31 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=30, help="of each kind")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--sizes", nargs="*", default=[], help="rows x columns x length, besides random ones")
+    parser.add_argument("--models", type=int, default=0, help="sizes of models' layers, besides random ones")
+    parser.add_argument("--target", default="sm_90a")
     parser.add_argument("--seconds", type=float, default=60, help="after which no further case is begun")
     options = parser.parse_args()
     source = random.Random(options.seed)
     cases = [(kind, *drawn(source, kind)) for _ in range(options.shapes) for kind in options.kinds]
     cases += [(kind, *map(int, size.split("x"))) for size in options.sizes for kind in options.kinds]
-    started = time.time()
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        for failed in filter(None, pool.map(built, cases)):
-            print("FAILED", failed, flush=True)
-    print(f"{len(cases)} cases built after {time.time() - started:.1f} s", flush=True)
+    models = of_models(source, options.models)
+    cases += [(kind, *sizes) for kind in options.kinds for sizes in models]
     results: list[dict[str, Any]] = []
     started = time.time()
-    for case in cases:
-        if time.time() - started > options.seconds:
-            break
-        results.append(measured(*case))
-        print(*case, results[-1]["microseconds"], results[-1]["error"], results[-1]["notes"], flush=True)
-        torch.cuda.empty_cache()
-    records.write(options.output, made("bench.byte_products") | {"products": results})
+    with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        builds = [pool.submit(built, options.target, case) for case in cases]
+        for case, build in zip(cases, builds, strict=True):
+            if time.time() - started > options.seconds:
+                break
+            if failed := build.result():
+                print("FAILED", failed, flush=True)
+                continue
+            results.append(measured(*case))
+            row = results[-1]
+            print(f"{time.time() - started:.1f} s", *case, row["microseconds"], row["error"], row["notes"], flush=True)
+            records.write(options.output, made("bench.byte_products") | {"products": results})
+            torch.cuda.empty_cache()
+        pool.shutdown(wait=False, cancel_futures=True)
     summarise(results)
 
 

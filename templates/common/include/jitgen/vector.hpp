@@ -171,18 +171,18 @@ JITGEN_INLINE void accumulate_bytes(Ints& acc, Octets unsigned_, SignedOctets si
 JITGEN_INLINE void accumulate(Ints& acc, Octets w, SignedOctets x) { accumulate_bytes(acc, w, x); }
 JITGEN_INLINE void accumulate(Ints& acc, SignedOctets w, Octets x) { accumulate_bytes(acc, x, w); }
 
-#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
 // A bit for each lane, of lanes that are 0 or -1.
 JITGEN_INLINE uint32_t lanes_of(Ints lanes) {
-  uint32_t bits;
+  uint32_t bits = 0;
 #if defined(JITGEN_AVX512)
   asm("vpmovd2m %1, %%k1\n\tkmovw %%k1, %0" : "=r"(bits) : "v"(lanes) : "k1");
-#else
+#elif defined(JITGEN_AVX2)
   asm("vmovmskps %1, %0" : "=r"(bits) : "x"(lanes));
+#else
+  for (int lane = 0; lane < float_lanes; ++lane) bits |= uint32_t(lanes[lane] & 1) << lane;
 #endif
   return bits;
 }
-#endif
 
 // Adds the products of the two bytes of a half to the half. They are nibbles and signed bytes, so that nothing saturates.
 JITGEN_INLINE void accumulate(Halves& acc, Octets nibbles, SignedOctets x) {
