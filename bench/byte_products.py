@@ -121,7 +121,7 @@ def of_models(source: random.Random, count: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def specs_of(kind: str, rows: int, columns: int, length: int, activation: str | None = "int8") -> list[Any]:
+def specs_of(kind: str, rows: int, columns: int, length: int, activation: str | None) -> list[Any]:
     """What ``operands`` makes, without a GPU."""
     spec = jitgen.TensorSpec
     if kind == "w4a8":
@@ -139,11 +139,11 @@ def specs_of(kind: str, rows: int, columns: int, length: int, activation: str | 
 
 def built(target: str, case: tuple[str, int, int, int]) -> str:
     """Compiles a case's kernels into the store, in a process of its own."""
-    kind, *sizes = case
+    kind, rows, columns, length = case
     try:
         torch.set_num_threads(1)
         for activation in ("int8", None) if kind == "w4a8" else ("int8",):
-            specs = specs_of(kind, *sizes, activation=activation)
+            specs = specs_of(kind, rows, columns, length, activation)
             jitgen.jit(backend="cuda")(FUNCTIONS[kind]).lower(*specs, target=target).compile()
     except Exception as error:
         return f"{case}: {error}"[:400]
@@ -166,7 +166,7 @@ def compared(rows: torch.Tensor) -> torch.Tensor:
     return rows if len(rows) <= 2 * COMPARED else torch.cat([rows[:COMPARED], rows[-COMPARED:]])
 
 
-def of_rows(kind: str, x: torch.Tensor, w: Any, scales: list[torch.Tensor]) -> torch.Tensor:
+def exact_rows(kind: str, x: torch.Tensor, w: Any, scales: list[torch.Tensor]) -> torch.Tensor:
     """The exact product of the rows that are compared."""
     return exact(kind, compared(x), w, [compared(scales[0]), *scales[1:]] if scales else [])
 
@@ -187,7 +187,7 @@ def peers_of(kind: str, x: torch.Tensor, weights: list[Any], scales: list[torch.
     s, t = scales
     of_rows = (s.t().contiguous().t(), torch.nn.functional.pad(s.t(), (0, -s.shape[0] % 4))[:, : s.shape[0]].t())
     of_blocks = (torch.nn.functional.pad(t, (0, -t.shape[1] % 4))[:, : t.shape[1]].t(), t.t(), t.t().contiguous())
-    wanted = of_rows(kind, x, weights[0], scales)
+    wanted = exact_rows(kind, x, weights[0], scales)
     for row, block in itertools.product(of_rows, of_blocks):  # torch's releases differ in the strides that they take
         with contextlib.suppress(Exception):
             found = compared(multiply(x, weights[0].T, row, block))
@@ -199,7 +199,7 @@ def peers_of(kind: str, x: torch.Tensor, weights: list[Any], scales: list[torch.
 def measured(kind: str, rows: int, columns: int, length: int) -> dict[str, Any]:
     x, weights, scales = operands(kind, rows, columns, length)
     function = jitgen.jit(backend="cuda")(FUNCTIONS[kind])
-    found, wanted = compared(function(x, weights[0], *scales)).double(), of_rows(kind, x, weights[0], scales)
+    found, wanted = compared(function(x, weights[0], *scales)).double(), exact_rows(kind, x, weights[0], scales)
     error = ((found - wanted).norm() / wanted.norm()).item()
     subjects: dict[str, Any] = {"jitgen": [partial(function, x, w, *scales) for w in weights]}
     notes = ""
