@@ -71,7 +71,8 @@ class Chip:
         read_rate: bytes/s that a kernel was measured to read at most; see ``reads``.
         matrix_rate: FLOP/s that a bfloat16 product reaches at most.
         modelled_as: the name of the chip by whose record schedules are chosen; empty for itself. Tables and models were
-            fitted on an H200, so that a chip keeps its choices until they have been measured on it.
+            fitted on an H200, so that a chip keeps its choices until they have been measured on it. On an H100 they
+            have been: constants of its own would gain 0.8 % (docs/devices.md), and cost it the kernels of an H200.
         sources: pairs of the name of a field and where its number comes from.
     """
 
@@ -202,8 +203,16 @@ H100 = Chip(
     bandwidth=3.35e12,
     vector=67e12,
     matrix=989e12,
+    clusters=H200.clusters,
+    read_rate=3.04e12,
+    matrix_rate=719e12,
     modelled_as=H200.name,
-    sources=_nvidia("NVIDIA H100 data sheet, SXM", _HOPPER),
+    sources=(
+        *_nvidia("NVIDIA H100 data sheet, SXM", _HOPPER),
+        ("clusters", "cuOccupancyMaxActiveClusters on an H100: docs/measured/h100-candidates-held-out.json"),
+        ("read_rate", "measured on an H100: the same, an addition in bfloat16"),
+        ("matrix_rate", "measured on an H100: the same, cuBLAS, 8192 x 8192 x 8192"),
+    ),
 )
 A100 = Chip(
     "NVIDIA A100",
