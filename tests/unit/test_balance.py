@@ -460,6 +460,15 @@ def test_where_slices_of_a_weight_begin_decides(
     assert ("rows that no tensor map describes: copied before its product: " in low.explain()) == copied
 
 
+def test_rows_of_a_batch_invariant_product_have_one_mainloop() -> None:
+    """Also where a slice that no tensor map describes would be copied for many rows."""
+    aligned, slices = spec(1024, 1024), [_at(4, rows, 1024, 1032) for rows in (8, 64, 1024)]
+    product = jitgen.jit(lambda x, w: F.linear(x, w), batch_invariant=True)
+    for operands in (*((x, aligned) for x in slices), *((spec(len(x), 1024), slices[-1]) for x in slices)):
+        low = product.lower(*operands, backend="cuda", target="sm_90a")
+        assert [schedule.path for schedule in low.lowered.schedules] == ["dense"]
+
+
 def test_a_plan_follows_from_where_its_own_call_begins() -> None:
     """So that a request key does not depend on the calls before."""
 

@@ -88,6 +88,8 @@ class Unmapped(Question):
         return f"{words.format(self.rows, self.length, self.columns)} that no tensor map describes"
 
     def decide(self, device: Device) -> Decision:
+        if device.batch_invariant:
+            return Decision(False, "which mainloop computes a row must not depend on the number of rows")
         size = item_size(self.dtype)
         keeps_order = self.along != "rows" or (self.either and self.rows * size % ACCESS_BYTES == 0)
         if (self.rows if keeps_order and self.along == "rows" else self.length) * size % ACCESS_BYTES:
