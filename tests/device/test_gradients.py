@@ -80,4 +80,5 @@ def test_special_points_have_torchs_gradients(name: str, backend: str) -> None:
         result = function(leaf)
         seed = torch.arange(1.0, result.numel() + 1, device="cuda").reshape(result.shape)
         found.append(torch.autograd.grad(result, leaf, seed)[0])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6, equal_nan=True)
+    # Gradients up to 320 meet in a row of five; where they cancel, what is left is the rounding of each.
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=8 * 320 * 2.0**-23, equal_nan=True)
