@@ -33,13 +33,15 @@ def test_choices_are_near_the_fastest(problems: Sequence[Problem], kind: str, me
 
 
 # K is any multiple of 8 in the dense products of an H200, and rows begin within a line of the cache. The figures of the
-# first record, to which no constant was fitted, are those of docs/devices.md: the choice beside the fastest candidate,
+# first record, to which nothing was fitted, are those of docs/devices.md: the choice beside the fastest candidate,
 # by the geometric mean, at the 5th percentile and at worst, and beside cuBLAS.
 @pytest.mark.parametrize(
     ("record", "kind", "count", "mean", "fifth", "worst", "peer"),
     [
-        ("held-out", "dense", 85, 0.969, 0.85, 0.76, 0.931),
-        ("held-out", "int4", 52, 0.975, 0.89, 0.81, 1.080),
+        ("held-out-2", "dense", 89, 0.959, 0.85, 0.58, 0.895),
+        ("held-out-2", "int4", 61, 0.964, 0.84, 0.69, 1.056),
+        pytest.param("held-out", "dense", 85, 0.969, 0.85, 0.76, 0.931, marks=pytest.mark.slow),
+        pytest.param("held-out", "int4", 52, 0.975, 0.89, 0.81, 1.080, marks=pytest.mark.slow),
         pytest.param("fitted", "dense", 43, 0.958, 0.82, 0.74, 0.91, marks=pytest.mark.slow),
         pytest.param("arranged", "dense", 15, 0.97, 0.87, 0.87, 0.96, marks=pytest.mark.slow),
     ],
