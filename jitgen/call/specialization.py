@@ -21,6 +21,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.draws import offsets_drawn
 from jitgen.ir.graph import Guard, described_inputs
+from jitgen.ir.launches import TRITON, UNSPECIALIZED
 from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Memory, Strided
@@ -28,7 +29,7 @@ from jitgen.kernel.launch import OVERLAPS
 from jitgen.lowering import Lowered, Partitioned, Route
 from jitgen.pipeline import BuiltKernel
 from jitgen.runtime import loaded, overlap
-from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
+from jitgen.runtime.launcher import Allocation, IntegerRange, LaunchSpec, Step, View, make_launcher
 from jitgen.spec import DTYPES
 from jitgen.store import Store
 from jitgen.trace.traced import Output, Sizes, Traced
@@ -262,14 +263,16 @@ class Specialization:
             scalars = tuple(_text(expr, environment) for expr, _ in built.kernel.scalars)
             formats = "".join(_FORMATS[dtype] for _, dtype in built.kernel.scalars)
             if lowered.route.compiler == "load_inline":
-                yield self._operator_step(lowered, number, built, scalars)
+                step = self._operator_step(lowered, number, built, scalars)
+                yield replace(step, ranges=tuple(_ranges(built.kernel, environment)))
                 continue
             make = {"cpu": self._cpu_step, "cuda": self._cuda_step, "interpreter": self._interpreter_step}
             kind = lowered.route.target.kind
             if kind not in make:
                 raise UnsupportedError(f"kernels for {lowered.route.target} can be compiled here but not run")
             step = make[kind](lowered, number, built, scalars, formats, device)
-            yield replace(step, guarded=guarded(built.kernel))
+            ranges = tuple(_ranges(built.kernel, environment))
+            yield replace(step, guarded=guarded(built.kernel), ranges=ranges)
 
     def _cpu_step(
         self, lowered: Lowered, number: int, built: BuiltKernel, scalars: Any, formats: str, device: Any
@@ -405,6 +408,33 @@ def guarded(kernel: Kernel) -> str:
     if not launched or launched[0].op != "launch" or settings.get("JITGEN_DEBUG") < settings.BOUNDED_WAITS:
         return ""
     return _with_launch(kernel)
+
+
+def _ranges(kernel: Kernel, environment: Mapping[str, Any]) -> Iterator[IntegerRange]:
+    """Yields the ranges of integers that a user's kernel in CUDA C++ or C++ takes at each call; those that are sizes
+    are checked at once.
+
+    Raises:
+        NumberRangeError: the kernel's parameter does not hold one of these.
+    """
+    launched = kernel.bodies[0].instructions[:1]
+    if not launched or launched[0].op != "launch" or launched[0].attr.attrs.kernel.language == TRITON:
+        return
+    from jitgen.codegen.c_text.definition import definition_of
+    from jitgen.codegen.c_text.types import range_of
+
+    attrs = launched[0].attr.attrs
+    definition = definition_of(attrs.kernel.text, attrs.kernel.entry, language=attrs.kernel.language)
+    declared = {parameter.name: parameter for parameter in definition.parameters}
+    for name, how, value in attrs.parameters:
+        bounds = range_of(definition.type_of(declared[name])) if how == UNSPECIALIZED else None
+        if bounds is None:
+            continue
+        own = IntegerRange(_text(value, environment), *bounds, f"{_with_launch(kernel)}: {declared[name]}")
+        if any(map(symbols.is_known_at_the_call, symbols.symbols_of(value))):
+            yield own
+        else:
+            own.check(int(symbols.evaluate(value, environment)))
 
 
 def _with_launch(kernel: Kernel) -> str:

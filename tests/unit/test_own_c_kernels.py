@@ -19,7 +19,7 @@ from jitgen.codegen.c_text.files import includes_of
 from jitgen.codegen.c_text.hooks import EPILOGUE, PROLOGUE, hook_refusal
 from jitgen.codegen.c_text.tokens import tokens_of
 from jitgen.deploy.launch_schema import c_refusal
-from jitgen.errors import TraceError, UnsupportedError
+from jitgen.errors import NumberRangeError, TraceError, UnsupportedError
 from jitgen.families.launch import hooks
 from tests.cuda_on_host import run
 
@@ -859,3 +859,38 @@ def test_a_message_quotes_the_kernels_own_lines(tmp_path: Path) -> None:
 )
 def test_a_manifest_compiles_no_other_file(text: str, language: str, is_refused: bool) -> None:
     assert (c_refusal(text, language) is not None) == is_refused
+
+
+def test_an_integer_that_a_parameter_does_not_hold_is_refused() -> None:
+    text = 'using own = unsigned char; extern "C" void stored(int64_t* x, int n, own m) { x[0] += n; x[0] += m; }'
+    stored = jitgen.cpp_kernel(text, "stored")
+
+    @jitgen.jit
+    def function(x: Tensor, n: int) -> Tensor:
+        stored(x, n, x.shape[0])
+        return x
+
+    def refused(least: int, greatest: int, number: int) -> Any:
+        return pytest.raises(
+            NumberRangeError, match=rf"(int n|own m).*holds {least} to {greatest}, and {number} is given"
+        )
+
+    x, end = torch.zeros(4, dtype=torch.int64), 2**31
+    for _ in range(2):  # the first launch is traced, and the second is not
+        stored(x, end - 1, 255)
+        function(x, -end)
+        for number in (end, -end - 1, 2**32 + 3):
+            for launch in (stored, stored.lower):
+                with refused(-end, end - 1, number):
+                    launch(x, number, 1)
+            with refused(-end, end - 1, number):
+                function(x, number)
+        for number in (-1, 256):
+            with refused(0, 255, number):
+                stored(x, 1, number)
+        with refused(0, 255, 256):
+            function(torch.zeros(256, dtype=torch.int64), 1)
+    assert x[0] == 2 * (end - 1 + 255 - end + 4)
+    kernel = jitgen.cuda_kernel("__global__ void fill(float* x, int n) { x[0] = n; }", "fill")
+    with pytest.raises(NumberRangeError, match=r"fill.*int n"):
+        kernel[1, 1].lower(jitgen.TensorSpec((5,), torch.float32), 2**32, target="sm_90a")
