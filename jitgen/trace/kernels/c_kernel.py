@@ -162,8 +162,8 @@ class CKernel:
         bounds = range_of(self.definition.type_of(parameter))
         if bounds is None or not isinstance(number, int) or bounds[0] <= number <= bounds[1]:
             return None
-        where, held = self.where(parameter.start), f"which holds {bounds[0]} to {bounds[1]}"
-        return f"{parameter.name} is {parameter} in {where}, {held}, and {number} is given", IN_RANGE
+        where, words = self.where(parameter.start), f"which holds {bounds[0]} to {bounds[1]}"
+        return f"{parameter.name} is {parameter} in {where}, {words}, and {number} is given", IN_RANGE
 
     def check_count(self, arguments: Sequence[Any]) -> None:
         """Raises UnsupportedError where a launch has another number of arguments than the kernel has parameters."""
