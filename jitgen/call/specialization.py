@@ -21,7 +21,6 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.draws import offsets_drawn
 from jitgen.ir.graph import Guard, described_inputs
-from jitgen.ir.launches import TRITON, UNSPECIALIZED
 from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Expr
 from jitgen.ir.views import Memory, Strided
@@ -418,11 +417,14 @@ def _ranges(kernel: Kernel, environment: Mapping[str, Any]) -> Iterator[IntegerR
         NumberRangeError: the kernel's parameter does not hold one of these.
     """
     launched = kernel.bodies[0].instructions[:1]
-    if not launched or launched[0].op != "launch" or launched[0].attr.attrs.kernel.language == TRITON:
+    if not launched or launched[0].op != "launch":
         return
     from jitgen.codegen.c_text.definition import definition_of
     from jitgen.codegen.c_text.types import range_of
+    from jitgen.ir.launches import TRITON, UNSPECIALIZED
 
+    if launched[0].attr.attrs.kernel.language == TRITON:
+        return
     attrs = launched[0].attr.attrs
     definition = definition_of(attrs.kernel.text, attrs.kernel.entry, language=attrs.kernel.language)
     declared = {parameter.name: parameter for parameter in definition.parameters}
