@@ -374,3 +374,21 @@ def test_argmax_of_columns(weights: str, backend: str) -> None:
         else:  # sums of scaled groups are rounded, and so is their number
             lost = sums.amax(-1) - sums.gather(-1, found[:, None])[:, 0]
             assert (lost <= 2 * torch.finfo(dtype).eps * sums.abs().amax(-1)).all(), (rows, columns)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("weights", ["bfloat16", "int4"])
+def test_bits_of_a_row_in_any_batch(weights: str, backend: str) -> None:
+    """However the activation lies: as rows, as rows that begin anywhere, and along M."""
+    dense = random(520, 1024)
+    w = jitgen.quantize(dense, weights, group_size=128) if weights == "int4" else dense
+    run = jitgen.jit(linear, backend=backend, batch_invariant=True)
+    rows = random(300, 1024)
+    slices = F.pad(rows, (1, 3))[:, 1:-3]
+    for lie in (lambda m: rows[:m], lambda m: slices[:m], lambda m: rows[:m].T.contiguous().T):
+        few = run(lie(1), w)
+        for m in (8, 63, 64, 65, 300):
+            got = run(lie(m), w)
+            assert torch.equal(got[:1], few), (m, lie(m).stride())
+        error = (got.double() - F.linear(rows.double(), wide(w))).norm() / got.double().norm()
+        assert error <= TOLERANCE[BF16]

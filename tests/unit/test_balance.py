@@ -448,6 +448,8 @@ def test_slices_of_other_activations() -> None:
         ("for few rows", F.linear, _at(4, 4096, 2048, 2056), 16, "dense", False),
         ("too few columns for a copy", F.linear, _at(4, 256, 256, 264), 64, "dense", False),
         ("N that no copy aligns", torch.matmul, _at(0, 2048, 4100, 4100), 128, "dense", False),
+        ("N that is aligned by a copy along K", torch.matmul, _at(0, 2048, 4100, 4100), 8192, "wgmma_dense", True),
+        ("N and K that no copy aligns", torch.matmul, _at(0, 2052, 4100, 4100), 8192, "dense", False),
     ],
 )
 def test_where_slices_of_a_weight_begin_decides(
@@ -461,12 +463,38 @@ def test_where_slices_of_a_weight_begin_decides(
 
 
 def test_rows_of_a_batch_invariant_product_have_one_mainloop() -> None:
-    """Also where a slice that no tensor map describes would be copied for many rows."""
-    aligned, slices = spec(1024, 1024), [_at(4, rows, 1024, 1032) for rows in (8, 64, 1024)]
-    product = jitgen.jit(lambda x, w: F.linear(x, w), batch_invariant=True)
-    for operands in (*((x, aligned) for x in slices), *((spec(len(x), 1024), slices[-1]) for x in slices)):
-        low = product.lower(*operands, backend="cuda", target="sm_90a")
-        assert [schedule.path for schedule in low.lowered.schedules] == ["dense"]
+    """Also where a slice that no tensor map describes would be copied for many rows, or a matrix along M is described
+    for some numbers of rows."""
+
+    def paths(function: Any, x: torch.Tensor, w: Any) -> list[str]:
+        low = jitgen.jit(function, batch_invariant=True).lower(x, w, backend="cuda", target="sm_90a")
+        return [schedule.path for schedule in low.lowered.schedules if hasattr(schedule, "path")]
+
+    aligned, a_slice = spec(1024, 1024), _at(4, 1024, 1024, 1032)
+    int4 = spec(1024, 1024, format="int4", group_size=128)
+    for rows in (1, 8, 63, 64, 1024, 1025):
+        assert paths(lambda x, w: F.linear(x, w), _at(4, rows, 1024, 1032), aligned) == ["wgmma_dense"]
+        assert paths(lambda x, w: F.linear(x, w), spec(rows, 1024), a_slice) == ["dense"]
+        assert paths(lambda x, w: F.linear(x.mT, w), spec(1024, rows), aligned) == ["wgmma_dense"]
+        assert paths(lambda x, w: F.linear(x.mT, w), spec(1024, rows), int4) == ["wgmma_quantized"]
+
+
+@pytest.mark.parametrize("weight", ["bfloat16", "int4"])
+def test_rows_of_a_batch_invariant_grouped_product_have_one_mainloop(weight: str) -> None:
+    """Also where there is one token, whose row others read in place."""
+    format = {} if weight == "bfloat16" else {"format": weight, "group_size": 64}
+
+    def path(tokens: int, batch_invariant: bool) -> str:
+        def experts(x: Any, order: Any, w: Any, offsets: Any) -> Any:
+            return torch._grouped_mm(x[order // 2], w.transpose(-2, -1), offsets)
+
+        operands = (spec(tokens, 512), spec(2 * tokens, dtype=torch.int64), spec(8, 256, 512, **format))
+        function = jitgen.jit(experts, batch_invariant=batch_invariant)
+        low = function.lower(*operands, spec(8, dtype=torch.int32), backend="cuda", target="sm_90a")
+        return low.lowered.schedules[-1].path
+
+    assert path(1, True) == path(2, True) == path(300, True)
+    assert path(1, False) != path(300, False)
 
 
 def test_a_plan_follows_from_where_its_own_call_begins() -> None:

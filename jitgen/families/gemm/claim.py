@@ -29,7 +29,14 @@ from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.gemm import largest
 from jitgen.families.gemm.hidden_products import without_hidden_products
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
-from jitgen.families.gemm.orders import activation_in_its_order, in_its_order, is_copied, is_weight_copied, repeated_row
+from jitgen.families.gemm.orders import (
+    activation_in_its_order,
+    copied_weight,
+    in_its_order,
+    is_copied,
+    is_weight_copied,
+    repeated_row,
+)
 from jitgen.families.gemm.quantised_results import quantised_result, quantises_results, region_of
 from jitgen.ir.body import Body, Contraction
 from jitgen.ir.graph import Node, kinds_of, topological
@@ -238,7 +245,7 @@ def _with_operands_in_memory(
                     x = activation_in_its_order(node, partition, materialize)
             divided = [operand if operand.is_in_memory else materialize(operand) for operand in groups]
             if is_weight_copied(node, x, partition):
-                weight = in_its_order(node.inputs[1], partition, materialize)
+                weight = copied_weight(node, partition, materialize)
             else:
                 weight = _weight_in_memory(node, partition, materialize)
             operands = (x, weight, *divided)

@@ -1,4 +1,4 @@
-"""Decides in which order an activation lies whose rows are neighbours in memory, as in a gradient ``dy.T @ x``, and
+"""Decides in which order an operand lies whose rows are neighbours in memory, as in a gradient ``dy.T @ x``, and
 whether one that is in memory is copied.
 
 Products on a CPU read either order as fast. On Hopper tensor maps describe, and ``wgmma`` reads, an activation of 16
@@ -36,20 +36,24 @@ Llama-3-8B's layer, 4,096 rows, H200)."""
 
 @dataclass(frozen=True)
 class Order(Question):
-    """Asks whether a computed activation is stored along M, as what it is computed from lies.
+    """Asks whether a computed or copied operand is stored along its rows, as what it is computed from lies.
 
     Attributes:
-        rows, length: M and K of the product.
-        dtype: of the activation.
+        rows, length: of the operand: M or N of the product, and K.
+        dtype: of the operand.
+        is_weight: whether it is the weight.
     """
 
-    placements = ("stored along M", "stored along K")
     rows: Any
     length: Any
     dtype: str
+    is_weight: bool = False
 
     def __str__(self) -> str:
-        return f"transposed activation [{self.rows}, {self.length}]"
+        return f"transposed {'weight' if self.is_weight else 'activation'} [{self.rows}, {self.length}]"
+
+    def placement(self, fused: bool) -> str:
+        return f"stored along {('N' if self.is_weight else 'M') if fused else 'K'}"
 
     def decide(self, device: Device) -> Decision:
         if not self.rows > STREAMED_ROWS:
@@ -88,9 +92,10 @@ class Unmapped(Question):
         return f"{words.format(self.rows, self.length, self.columns)} that no tensor map describes"
 
     def decide(self, device: Device) -> Decision:
-        if device.batch_invariant:
-            return Decision(False, "which mainloop computes a row must not depend on the number of rows")
         size = item_size(self.dtype)
+        if device.batch_invariant:  # one mainloop computes a row, whatever the number of rows
+            is_copied = not self.is_weight and self.length * size % ACCESS_BYTES == 0
+            return Decision(is_copied, f"{'' if is_copied else 'not '}for any number of rows")
         keeps_order = self.along != "rows" or (self.either and self.rows * size % ACCESS_BYTES == 0)
         if (self.rows if keeps_order and self.along == "rows" else self.length) * size % ACCESS_BYTES:
             return Decision(False, f"lines of a copy are no multiples of {ACCESS_BYTES} bytes either")
@@ -149,6 +154,17 @@ def is_stored_along_rows(x: Node, partition: Partition) -> bool:
     return partition.decide("gemm", Order(rows, length, x.dtype)).fused
 
 
+def copied_weight(product: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node:
+    """Copies the weight of ``product``, a tensor, along N as it lies where a tensor map describes that, else along
+    K."""
+    weight = product.inputs[1]
+    columns, length = weight.shape
+    order = Order(columns, length, weight.dtype, is_weight=True)
+    if _lies_across(weight, partition) and partition.decide("gemm", order).fused:
+        return _crossed(weight, partition, materialize)
+    return materialize(weight)
+
+
 def _is_mapped(dtype: str, device: Device) -> bool:
     """Returns whether products of ``device`` read an activation of ``dtype`` by tensor maps along M."""
     is_hopper = device.dialect == "cuda" and not device.uses_cutlass and device.target.has_warpgroup_products
@@ -158,9 +174,11 @@ def _is_mapped(dtype: str, device: Device) -> bool:
 def repeated_row(product: Node, partition: Partition, materialize: Callable[[Node], Node]) -> Node | None:
     """Returns the activation of the grouped ``product`` as a view that repeats the only row of a tensor, if it is
     gathered from that, as the rows of one token's experts are; else None. A GPU reads the first element wherever an
-    index is, in range or not."""
-    x = product.inputs[0]
-    if product.kind is not GROUPED or not partition.device.is_gpu or x.kind is not GATHER or len(x.shape) != 2:
+    index is, in range or not. Bits that must not depend on the number of rows are those of the mainloop for many."""
+    x, device = product.inputs[0], partition.device
+    if product.kind is not GROUPED or not device.is_gpu or device.batch_invariant:
+        return None
+    if x.kind is not GATHER or len(x.shape) != 2:
         return None
     source = x.inputs[0]
     if x.attrs != (-1, 1) or source.shape[0] != 1 or source.under_views.kind is DEQUANTIZE:
