@@ -239,7 +239,7 @@ def _resolve_body(body: Body, views: Sequence[Strided], batch: _Batch, call: Cal
     kinds, units = [], []
     for index, (operand, view, strides) in enumerate(zip(body.operands, views, geometry.strides, strict=True)):
         repeated = call.is_gpu and _repeats_rows(operand, view)
-        is_row = repeated and operand.kind == "x" and product.grouping in BY_ROWS and strides[:2] == (0, 1)
+        is_row = repeated and index in activations and product.grouping in BY_ROWS and strides[:2] == (0, 1)
         is_read = operand.kind == "group_scales" or (operand.kind == "x" and index not in activations)
         role = "load" if is_read else operand.kind
         kinds.append("repeated" if is_row else "strided" if repeated else _kind(role, *strides[:2]))

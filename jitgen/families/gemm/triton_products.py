@@ -141,8 +141,8 @@ def form_of(schedule: TritonSchedule, layouts: Sequence[GemmLayout]) -> Form:
 
 def offset(operand: GemmOperand, outer: str, k: str) -> str:
     """Prints the offsets of a block of the activation or of a dense weight that begins at ``start`` along k."""
-    stride = operand.own[1]
-    return f"{'start' if stride == '1' else f'start * {stride}'} + {operand.position(outer, k)}"
+    stride, of_rows = operand.own[1], f"{outer} * 0 + " if operand.own[0] == "0" else ""  # for the block's shape
+    return f"{'start' if stride == '1' else f'start * {stride}'} + {of_rows}{operand.position(outer, k)}"
 
 
 def load(pointer: str | None, at: str, conditions: Sequence[str]) -> str:
