@@ -12,12 +12,18 @@ from gemm_numeric import dequantized, operands, product
 
 import jitgen
 from jitgen.compilers import host
+from jitgen.families.gemm.mainloops import Dense
 from tests.compile.test_formats_on_host import host_headers
 from tests.cuda_on_host import run
 
 
 def summed(x: Any, *weights: Any) -> Any:
     first, *others = (F.linear(x, weight) for weight in weights)
+    return sum(others, first)
+
+
+def transposed(x: Any, *weights: Any) -> Any:
+    first, *others = (x @ weight for weight in weights)
     return sum(others, first)
 
 
@@ -46,16 +52,54 @@ def test_six_products(function: Any, format: str | None) -> None:
         assert bool(((result.double() - exact).abs() <= spread).all())
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90a"])
-@pytest.mark.parametrize("format", ["int4", "int8", None])
-@pytest.mark.quick(where=lambda format, target: (format == "int4") == (target == "sm_86") and format != "int8")
-def test_every_region_has_a_schedule(format: str | None, target: str) -> None:
+KINDS: dict[str, tuple[torch.dtype, str | None]] = {
+    **{format: (torch.bfloat16, format) for format in ("int4", "int8")},
+    **{name: (getattr(torch, name), None) for name in ("bfloat16", "float32", "float64")},
+}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.quick(where=lambda kind, target: (kind in ("int4", "bfloat16")) and target == "sm_86")
+def test_every_region_has_a_schedule(kind: str, target: str) -> None:
+    """As many products are one kernel as registers hold the sums of, whatever memory blocks have; the tiles are whole,
+    also those of weights along N and of rows that no access of 16 bytes reads."""
+    dtype, format = KINDS[kind]
     quantized: Any = {"format": format, "group_size": 128} if format else {}
-    weights = [jitgen.TensorSpec((512, 1024), torch.bfloat16, **quantized) for _ in range(7)]
-    for function in (summed, neighbours):
-        for rows in (1, 8, 64, 2000):
-            x = jitgen.TensorSpec((rows, 1024), torch.bfloat16)
+    most = 4 if format else 5
+    for function, count, length in ((summed, most, 1024), (transposed, most, 1024), (summed, most, 1021)):
+        if format and (function is transposed or length % 128):
+            continue
+        shape = (length, length)
+        weights = [jitgen.TensorSpec(shape, dtype, **quantized) for _ in range(count)]
+        for rows in (1, 8, 16, 64, 2000):
+            x = jitgen.TensorSpec((rows, length), dtype)
             low = jitgen.jit(function, backend="cuda").lower(x, *weights, target=target).lowered
-            assert max(len(body.contractions) for kernel in low.program.kernels for body in kernel.bodies) <= 4
-            for schedule in low.schedules:
-                assert getattr(schedule, "shared_bytes", 0) <= low.route.device.target.shared_bytes
+            (kernel,) = low.program.kernels
+            assert [len(body.contractions) for body in kernel.bodies] == [most]
+            (schedule,) = low.schedules
+            assert schedule.shared_bytes <= low.route.device.target.shared_bytes
+            if isinstance(schedule, Dense):
+                assert schedule.block_n == 16 * schedule.row_tiles * schedule.warps_n
+    weights = [jitgen.TensorSpec((512, 1024), dtype, **quantized) for _ in range(most + 3)]
+    for function in (summed, neighbours):
+        low = jitgen.jit(function, backend="cuda").lower(jitgen.TensorSpec((64, 1024), dtype), *weights, target=target)
+        assert max(len(body.contractions) for one in low.lowered.program.kernels for body in one.bodies) <= most
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "count", "rows"),
+    [
+        ("bfloat16", "sm_86", 3, 64),
+        ("bfloat16", "sm_86", 5, 2000),
+        ("bfloat16", "sm_90a", 3, 64),
+        ("float64", "sm_86", 5, 64),
+        ("float32", "sm_90a", 5, 64),
+    ],
+)
+@pytest.mark.quick(where=lambda target, count: (target, count) == ("sm_86", 3))
+def test_their_sums_do_not_spill(kind: str, target: str, count: int, rows: int) -> None:
+    dtype, _ = KINDS[kind]
+    specs = [jitgen.TensorSpec((shape, 1024), dtype) for shape in (rows, *[1024] * count)]
+    (report,) = jitgen.jit(summed, backend="cuda").lower(*specs, target=target).compile().report
+    assert report["spill_bytes"] == 0

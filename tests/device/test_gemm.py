@@ -32,6 +32,11 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
+def summed(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    first, *others = (F.linear(x, weight) for weight in weights)
+    return sum(others, first)
+
+
 def projections(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
     return F.linear(x, q), F.linear(x, k).relu(), F.linear(x, v) * 2
 
@@ -102,6 +107,15 @@ def test_quantised_weights_in_float32(format: str, group: int | None) -> None:
 def test_dense_weights(dtype: torch.dtype) -> None:
     for m, n, k in SHAPES:
         check(linear, random(m, k, dtype=dtype), random(n, k, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.quick(where=lambda count, dtype: (count == 3) == (dtype is BF16))
+def test_several_dense_products_in_one_kernel(count: int, dtype: torch.dtype) -> None:
+    """Tiles have whole pieces of each of the weights, in every mainloop. A product may be rounded before the sum."""
+    for m, n, k in SHAPES[::2]:
+        check(summed, *(random(rows, k, dtype=dtype) for rows in (m, *[n] * count)), slack=2.0)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])

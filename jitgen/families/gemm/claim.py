@@ -48,12 +48,13 @@ from jitgen.kernel.operands import item_size
 
 Materialize = Callable[[Node], Node]
 
-MOST_PRODUCTS = 4
-"""Products of a region at most, on a GPU: a thread that decodes weights of five spills its sums (NVRTC 13.0), and tiles
-of eight in Triton take 136 KiB of shared memory."""
-SUMS_BYTES = 64 * (64 + 4) * 8
-"""Shared memory in bytes of the sums of one product in the smallest tile of the cuda dialect for many rows: 64 x 64,
-with rows that are padded by four, in float64, or in float32 for two groups of warps."""
+MOST_PRODUCTS = 5
+"""Products of a region at most, on a GPU: the sums of six take more registers than a thread has, of float32 and
+float64 from 64 rows on and of bfloat16 from eight (NVRTC 13.0). ``schedules/cuda.py`` has tiles of five for every
+target's shared memory."""
+MOST_QUANTISED_PRODUCTS = 4
+"""The same of quantised weights that tensor cores multiply: a thread decodes them besides (five spill 440 bytes for 64
+rows and 360 for 2048, and have no tile that does not spill for eight)."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,11 @@ def claim(values: Sequence[Node], partition: Partition) -> Claim:
     unflattened = without_hidden_products(unflattened, mover, materialize, flat=False)
     stores = [replace(flattened(store.result, store.value, mover), run=store.run) for store in unflattened]
     stores = without_hidden_products(stores, mover, materialize, flat=True)
-    most = _most_products(partition.device)
-    stores = [_with_products_of_one_kernel(store, mover, materialize, most) for store in stores]
+    stores = [_with_products_of_one_kernel(store, partition) for store in stores]
     rest: list[Node | None] = [None if position in taken else node for position, node in enumerate(values)]
     wholes = {store.result: store.value for store in unflattened}
     for store in stores:
-        if _has_more_products(store, regions, most):
+        if _has_more_products(store, regions, partition.device):
             store = _with_products_in_memory(store, products_of(store.value), mover, materialize)
         whole = wholes[store.result]
         if not products_of(store.value):
@@ -174,28 +174,35 @@ def _region(store: Store, length: Size) -> Region:
     return Region("gemm", axes, (store,))
 
 
-def _most_products(device: Device) -> int:
-    """Returns how many products a region has at most, which one thread sums."""
+def _most_products(product: Node, device: Device) -> int:
+    """Returns how many products like ``product`` a region has at most, which one thread sums."""
     if not device.is_gpu:
         return sys.maxsize
     if device.uses_cutlass:
         return 1
-    return min(MOST_PRODUCTS, device.target.shared_bytes // SUMS_BYTES) if device.dialect == "cuda" else MOST_PRODUCTS
+    x, weight, *_ = product.inputs
+    decoded = weight.under_views.kind is DEQUANTIZE and item_size(x.dtype) <= 2
+    return MOST_QUANTISED_PRODUCTS if decoded else MOST_PRODUCTS
 
 
-def _has_more_products(store: Store, regions: Sequence[Region], most: int) -> bool:
+def _has_more_products(store: Store, regions: Sequence[Region], device: Device) -> bool:
     """Returns whether the region that ``store`` and those of ``regions`` become which share its products would have
-    more than ``most`` products."""
+    more than one kernel sums."""
     sharing = [other for region in regions if _shares_product(region, store) for other in region.stores]
-    return len({id(product) for one in (store, *sharing) for product in products_of(one.value)}) > most
+    products = {id(product): product for one in (store, *sharing) for product in products_of(one.value)}
+    return any(len(products) > _most_products(product, device) for product in products.values())
 
 
-def _with_products_of_one_kernel(store: Store, mover: Mover, materialize: Materialize, most: int) -> Store:
-    """Keeps in ``store`` the products that one kernel computes together: the first one and, up to ``most``, those with
-    the same activation and a weight of the same format. The others are materialized."""
+def _with_products_of_one_kernel(store: Store, partition: Partition) -> Store:
+    """Keeps in ``store`` the products that one kernel computes together: the first one and, as far as it sums them,
+    those with the same activation and a weight of the same format. The others are materialized."""
     products = products_of(store.value)
+    if len(products) < 2:
+        return store
+    most = _most_products(products[0], partition.device)
     kept = [product for product in products if _kind(product) == _kind(products[0])][:most]
-    return _with_products_in_memory(store, [product for product in products if product not in kept], mover, materialize)
+    others = [product for product in products if product not in kept]
+    return _with_products_in_memory(store, others, partition.mover, partition.materialize)
 
 
 def _with_products_in_memory(store: Store, others: Sequence[Node], mover: Mover, materialize: Materialize) -> Store:

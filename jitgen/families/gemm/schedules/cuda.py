@@ -80,6 +80,8 @@ LAST_ROWS = 8192
 took 1.16 to 1.30 times as long as the fastest for 5208 to 8119 rows (docs/measured/h200-candidates-held-out.json)."""
 SIMT_TALL_BYTES = 256 * (128 + 4) * 4
 """Shared memory in bytes that the sums of the tallest ``simt`` tile take: 256 rows of 128 floats, each padded by 4."""
+SIMT_WIDE_BYTES = 64 * (64 + 4) * 8
+"""Shared memory in bytes that the sums of one product take in the ``simt`` tile of 64 rows of float64 or int64."""
 SIMT_BLOCK_K = 16
 """Extent of K in a tile of the ``simt`` mainloop."""
 SIMT_DECODE_BLOCK_K = 64
@@ -111,16 +113,18 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         blocks = []
     elif problem.dtype in CODES and multiplies_codes(problem.dtype, problem.target):
         few = byte_rows(problem)
-        blocks = few or [] if tensor_maps else few or [_dense_bytes(problem)]
+        blocks = few or [] if tensor_maps else few or _dense_bytes(problem)
     elif problem.dtype in CODES or accumulator_dtype(problem.dtype) not in FLOATS:
         blocks = [replace(_simt(problem), cluster_k_splits=1)]  # blocks of a cluster exchange floats alone
     elif problem.dtype in ("float32", "float64"):
         streamed = stream(problem)
         blocks = [streamed] if streamed is not None else _simt_tiles(problem) or [_simt(problem)]
+        if streamed is not None and len(problem.contractions) > 2:
+            blocks.append(_simt(problem))  # which takes less shared memory
     elif problem.quantized:
         blocks = [*few, *mma(problem)] if problem.rows <= STREAMED_ROWS or not tensor_maps else []
     else:
-        blocks = [] if tensor_maps else rows(problem) or [_dense(problem)]
+        blocks = [] if tensor_maps else rows(problem) or _dense(problem)
     if any(body.has_runs for body in problem.bodies):  # lanes of a warp combine columns of one tile
         blocks = [schedule for schedule in blocks if schedule.block_n % RUN == 0] or [_simt(problem)]
     if not problem.device.has_clusters or any(body.has_runs for body in problem.bodies):
@@ -347,25 +351,29 @@ def _mappable(problem: Problem) -> bool:
 # --------------------------------------------------------------------------------------- tiles through shared memory
 
 
-def _dense(problem: Problem) -> Dense:
-    """Schedules 16-bit weights by mma.sync. Where there are few tiles, the blocks of a cluster share a tile's K."""
+def _dense(problem: Problem) -> list[Dense]:
+    """Lists schedules of 16-bit weights by mma.sync: one, and for several products a second that takes less shared
+    memory. Where there are few tiles, the blocks of a cluster share a tile's K."""
     tiles = problem.matrices * sum(-(-columns // 128) for columns in problem.columns)
     count = len(problem.contractions)
     if problem.rows <= 16:
         tokens = 8 if problem.rows <= 8 else 16
+        smaller = [Dense(tokens, 64, 4, 1, 4)] if count > 2 else []
         if tiles * count <= 100 and problem.length >= 1024:
-            return Dense(tokens, 32, 8, 4, 4 if count == 1 else 3, cluster_k_splits=2)
-        return Dense(tokens, 128, 8, 1, 5 if count == 1 else 4)
+            return [Dense(tokens, 32, 8, 4, 4 if count == 1 else 3, cluster_k_splits=2), *smaller]
+        return [Dense(tokens, 128, 8, 1, 5 if count == 1 else 4), *smaller]
     if problem.rows <= 64:
         splits = 2 if 2 * tiles <= problem.device.model.multiprocessors and problem.length >= 1024 else 1
-        return Dense(64, 128 // count, 8, 1, 4, cluster_k_splits=splits)
-    return Dense(128, 128 // count, 8, 1, 3)
+        tall = Dense(64, max(64, 128 // count), 8, 1, 4, cluster_k_splits=splits)
+        return [tall, *([replace(tall, cluster_k_splits=1)] if count > 2 else [])]
+    return [Dense(128, max(32, 128 // count // 32 * 32), 8, 1, 3)]
 
 
-def _dense_bytes(problem: Problem) -> DenseBytes:
-    """Schedules operands of one byte, of any strides and alignment, as ``_dense`` does those of 16 bits."""
-    tiles = _dense(problem)
-    return DenseBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)})
+def _dense_bytes(problem: Problem) -> list[DenseBytes]:
+    """Lists schedules of operands of one byte, of any strides and alignment, as ``_dense`` does those of 16 bits."""
+    return [
+        DenseBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)}) for tiles in _dense(problem)
+    ]
 
 
 def _simt_has_model(problem: Problem) -> bool:
@@ -389,11 +397,15 @@ def _simt(problem: Problem) -> Simt:
     if problem.rows <= 8:
         # Each weight is used for few products: the number of loads in flight decides.
         block_k = SIMT_BLOCK_K if problem.quantized or len(problem.contractions) > 1 else SIMT_DECODE_BLOCK_K
-        splits = 4 if problem.length >= 512 and problem.matrices == 1 else 1
+        shares_k = problem.length >= 512 and problem.matrices == 1 and len(problem.contractions) <= 4
+        splits = 4 if shares_k else 1  # the sums that blocks send of five products of float64 may not fit
         return Simt(8, 64, block_k, 4, cluster_k_splits=splits)
     wide = problem.dtype in ("float64", "int64")
-    if wide or len(problem.contractions) > 1:
-        return Simt(64, 64, SIMT_BLOCK_K, 8 if wide else 4)
+    if wide:
+        tall = len(problem.contractions) * SIMT_WIDE_BYTES <= problem.target.shared_bytes
+        return Simt(64 if tall else 32, 64, SIMT_BLOCK_K, 8)
+    if len(problem.contractions) > 1:
+        return Simt(64, 64, SIMT_BLOCK_K, 4)
     if problem.rows > 1024 and problem.target.shared_bytes > SIMT_TALL_BYTES:
         return Simt(256, 128, SIMT_BLOCK_K, 8)
     if problem.rows > 256:

@@ -69,6 +69,8 @@ def mma(problem: Problem) -> Sequence[BlockSchedule]:
         tiles = problem.groups * count * sum(-(-columns // 16) for columns in problem.columns)
         low = tiles * problem.rows <= LOW_TILES
         shapes = [(1, 4, 2, 2), (1, 4, 2, 1)] if low else [(taller, 8, 1, 1)]  # the second takes less shared memory
+        if count > 2:
+            shapes.append((1, 4, 1, 1))
         if not problem.device.has_clusters:
             shapes = [(max(1, rows // splits), n, k, 1) for rows, n, k, splits in shapes]
         schedules = []
@@ -183,7 +185,9 @@ def rows(problem: Problem) -> Sequence[BlockSchedule]:
             shape for most, shape in _COLUMNS if tiles <= most * problem.device.model.multiprocessors
         )
         warps_k, splits = shortened(warps_k, splits, problem.length // 64)
-        return [MmaColumns(tokens, 4, warps_n, warps_k, stages, cluster_k_splits=splits)]
+        block = MmaColumns(tokens, 4, warps_n, warps_k, stages, cluster_k_splits=splits)
+        smaller = [replace(block, warps_k=max(1, warps_k // 2), cluster_k_splits=1)] if count > 2 else []
+        return [block, *smaller]
     return stream_tiles.candidates(tokens, weights_of(problem), problem.device.has_clusters)
 
 
