@@ -68,20 +68,27 @@ def _name(schedule: Any) -> str:
     return "wgmma {} ({},{},{}) s{} st{}".format(schedule.tokens, *shape, schedule.span, schedule.stages)
 
 
-@pytest.mark.parametrize(("format", "mean", "worst"), [("int4", 1.025, 1.13), ("mxfp4", 1.045, 1.19)])
+UNTIMED = {"int4": {("deepseek-v3 of 32", 64), ("mixtral", 1000)}, "mxfp4": {("gpt-oss-20b", 64)}}
+"""Products, by their shape and tokens, of which the tiles that are chosen were not timed."""
+
+
+@pytest.mark.parametrize(("format", "mean", "worst"), [("int4", 1.02, 1.12), ("mxfp4", 1.04, 1.18)])
 def test_tiles_are_nearly_the_fastest_that_were_timed(format: str, mean: float, worst: float) -> None:
-    """Of 18 products of experts on an H200, of 1 to 1000 tokens (docs/measured/h200-grouped-tiles.json); of two the
-    tiles that are chosen were not timed."""
-    ratios = {}
+    """Of 18 products of experts on an H200, of 1 to 1000 tokens (docs/measured/h200-grouped-tiles.json): the choice is
+    as near as docs/measured/README.md says, to the digits that it gives. The record is what it is: nothing is timed
+    here, and other tiles than those are another choice."""
+    ratios, untimed = {}, set()
     for timed in (one for one in TIMED if one["format"] == format):
         experts, chosen, length, columns = SHAPES[timed["shape"]]
         low = lowered(product, timed["tokens"] * chosen, format, sizes=(experts, columns, length))
         times = timed["tiles"]
         if (name := _name(low._lowered.schedules[0])) in times:
             ratios[timed["shape"], timed["tokens"]] = times[name] / min(times.values())
-    assert len(ratios) >= 16
-    assert geometric_mean(ratios.values()) <= mean
-    assert max(ratios.values()) <= worst, ratios
+        else:
+            untimed.add((timed["shape"], timed["tokens"]))
+    assert untimed == UNTIMED[format]
+    assert round(geometric_mean(ratios.values()), 2) <= mean
+    assert round(max(ratios.values()), 2) <= worst, ratios
 
 
 @pytest.mark.parametrize(("format", "group", "activation"), ACTIVATIONS)

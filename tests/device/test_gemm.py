@@ -32,7 +32,7 @@ def swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
-def summed(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+def sum_of_products(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     first, *others = (F.linear(x, weight) for weight in weights)
     return sum(others, first)
 
@@ -115,7 +115,7 @@ def test_dense_weights(dtype: torch.dtype) -> None:
 def test_several_dense_products_in_one_kernel(count: int, dtype: torch.dtype) -> None:
     """Tiles have whole pieces of each of the weights, in every mainloop. A product may be rounded before the sum."""
     for m, n, k in SHAPES[::2]:
-        check(summed, *(random(rows, k, dtype=dtype) for rows in (m, *[n] * count)), slack=2.0)
+        check(sum_of_products, *(random(rows, k, dtype=dtype) for rows in (m, *[n] * count)), slack=2.0)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
