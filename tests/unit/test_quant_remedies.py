@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitgen
 from jitgen.errors import FormatError, UnsupportedError
@@ -79,6 +81,34 @@ def test_the_older_format_of_torch_save(format: str) -> None:
         torch.save({"w": made}, file, _use_new_zipfile_serialization=False)
         file.seek(0)
         assert torch.equal(torch.load(file, weights_only=bool(trial % 2))["w"], made)
+
+
+class Subclass(torch.Tensor):
+    """A plain subclass, as loaders of checkpoints have them."""
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter, Subclass])
+def test_numbers_of_any_class_are_checked_in_every_tensor(kind: type[torch.Tensor]) -> None:
+    codes, scales = jitgen.quantize(torch.randn(64, 64), "int8", 32).tensors
+
+    def made(codes: torch.Tensor, scales: torch.Tensor) -> jitgen.QTensor:
+        return jitgen.QTensor((codes, scales), "int8", 32, (64, 64), torch.bfloat16)
+
+    def of_kind(tensor: torch.Tensor) -> torch.Tensor:
+        if kind is torch.nn.Parameter:
+            return torch.nn.Parameter(tensor, requires_grad=False)
+        return tensor.as_subclass(kind)
+
+    wrong = scales.clone()
+    wrong[3, 1] = float("nan")
+    made(of_kind(codes), of_kind(scales))
+    for one, other in ((of_kind(codes), wrong), (codes, of_kind(wrong)), (of_kind(codes), of_kind(wrong))):
+        with pytest.raises(FormatError, match="NaN"):
+            made(one, other)
+    made(codes.to("meta"), wrong.to("meta"))
+    with FakeTensorMode() as mode:
+        made(mode.from_tensor(codes), mode.from_tensor(wrong))
+    make_fx(lambda codes, scales: made(codes, scales).tensors[0] + 1, tracing_mode="fake")(codes, wrong)
 
 
 def test_numbers_of_a_pickle_are_checked_before_a_kernel_reads_them() -> None:
