@@ -158,7 +158,7 @@ def k_splits(problem: Problem) -> int:
     def estimated(ranges: int) -> float:
         ranged = tilings if ranges == 1 else wgmma_tiles.in_ranges(tilings, ranges)
         products = min(wgmma_tiles.cost((tiling,), *_row_range(problem), weights) for tiling in ranged)
-        return products + wgmma_tiles.sums_microseconds(ranges, problem.rows, weights)
+        return products + wgmma_tiles.sums_microseconds(ranges, _row_range(problem)[1], weights)
 
     return min((1, *(splits for splits in SPLITS if splits * SPLIT_LENGTH <= 4 * problem.length)), key=estimated)
 
