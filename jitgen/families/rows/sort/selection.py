@@ -38,8 +38,9 @@ MOST_SELECTED = 32
 """Ranks up to the last of those that are selected: each lane has one."""
 MANY_RANKS = 256
 """Ranks from which on a thread of a CPU computes pointwise operations of them behind its sort: of 256 to 50,000 ranks
-that took 0.72 to 0.84 of the time of two kernels for three results, and 0.90 to 1.03 for one; of fewer ranks 0.80 to
-0.98, and 0.99 to 1.04 (AVX-512, one thread; ``docs/measured/cpu-sort-ranks.json``)."""
+that took 0.72 to 0.84 of the time of two kernels for three results, and 0.90 to 1.03 (0.98 on average) for one. Of
+fewer ranks it took 0.80 to 0.98 and, which is why they are left, 0.99 to 1.04 (1.01 on average) for one (AVX-512, one
+thread; ``docs/measured/cpu-sort-ranks.json``)."""
 
 
 @dataclass(frozen=True)
