@@ -46,7 +46,8 @@ POINTWISE = (
     *("torch.sin({a})", "torch.tanh({a})", "torch.sigmoid({a})", "F.gelu({a})", "F.silu({a})", "torch.exp({a}) * 0.5"),
     *("torch.log1p({a}.abs())", "torch.sqrt({a}.abs() + 0.5)", "{a} / (1 + {b}.abs())", "{a} * 0.75 - {b}", "1 - {a}"),
     *("{a} + {b}", "{a} - {b}", "{a} * {b}", "torch.lerp({a}, {b}, 0.25)", "torch.addcmul({a}, {b}, {c})"),
-    *("torch.square({a})", "torch.atan2({a}, {b}.abs() + 1)", "F.softplus({a})", "torch.rsqrt({a} * {a} + 1)"),
+    # torch squares atan2's operands in their own dtype for gradients, so that small integers overflow: not jitgen's
+    *("torch.square({a})", "torch.atan2({a} * 1.0, {b}.abs() + 1)", "F.softplus({a})", "torch.rsqrt({a} * {a} + 1)"),
 )
 EXACT = (  # rounds nothing: exact where the operands are
     *("-{a}", "{a}.abs()", "F.relu({a})", "torch.maximum({a}, {b})", "torch.minimum({a}, {b})", "{a}.clamp(-0.5, 0.5)"),
