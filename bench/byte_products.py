@@ -11,10 +11,8 @@ sizes with M from 256 to 8192 and N and K of models' layers, which are the same 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import contextlib
 import itertools
-import multiprocessing
 import random
 import time
 from collections.abc import Callable
@@ -27,6 +25,7 @@ import torch
 import jitgen
 from bench import records
 from bench.measurement import condensed, made
+from bench.prebuild import compiling
 from bench.sizes import log_uniform
 from bench.timing import medians
 
@@ -244,20 +243,17 @@ def main() -> None:
     cases += [(kind, *sizes) for kind in options.kinds for sizes in models]
     results: list[dict[str, Any]] = []
     started = time.time()
-    with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
-        builds = [pool.submit(built, options.target, case) for case in cases]
-        for case, build in zip(cases, builds, strict=True):
+    with compiling(built, {case: [(options.target, case)] for case in cases}) as wait_for:
+        for case in cases:
             if time.time() - started > options.seconds:
                 break
-            if failed := build.result():
-                print("FAILED", failed, flush=True)
+            if not wait_for(case):
                 continue
             results.append(measured(*case))
             row = results[-1]
             print(f"{time.time() - started:.1f} s", *case, row["microseconds"], row["error"], row["notes"], flush=True)
             records.write(options.output, made("bench.byte_products") | {"products": results})
             torch.cuda.empty_cache()
-        pool.shutdown(wait=False, cancel_futures=True)
     summarise(results)
 
 

@@ -67,16 +67,19 @@ def compile_each(compiled: Callable[..., str], jobs: Sequence[tuple[Any, ...]]) 
 @contextmanager
 def compiling(
     compiled: Callable[..., str], groups: Mapping[Any, Sequence[tuple[Any, ...]]]
-) -> Iterator[Callable[[Any], None]]:
+) -> Iterator[Callable[[Any], bool]]:
     """Calls ``compiled`` as ``compile_each`` does, for several groups of jobs; gives a function that waits for those of
-    one group, so that what needs them may begin before the others are done. No process may have a device yet."""
+    one group and returns whether nothing went wrong, so that what needs them may begin before the others are done. No
+    process may have a device yet."""
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         futures = {group: [pool.submit(compiled, *job) for job in jobs] for group, jobs in groups.items()}
 
-        def wait_for(group: Any) -> None:
-            for job, future in zip(groups[group], futures[group], strict=True):
-                if failure := future.result():
+        def wait_for(group: Any) -> bool:
+            failures = [future.result() for future in futures[group]]
+            for job, failure in zip(groups[group], failures, strict=True):
+                if failure:
                     print("not compiled", job, failure, flush=True)
+            return not any(failures)
 
         try:
             yield wait_for
