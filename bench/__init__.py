@@ -12,7 +12,7 @@ Measurement``::
     batched     batched products
     intensity   a repeated multiply, from bound by memory to bound by arithmetic
     overhead    the time that a warm call takes on the host
-    sweep       matrix products of random sizes; only where it is named
+    sweep       matrix products and attention of random sizes; only where it is named
     formats     products with weights of every format, beside int4; only where it is named
     packing     quantising weights into the layout that kernels read; only where it is named
     coldstart   the time of a first call in a new process, with an empty store and from the store

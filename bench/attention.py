@@ -17,18 +17,16 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import Bench, Measurement, condensed, relative_error
+from bench.measurement import MOST_ERROR, Bench, Measurement, condensed, relative_error
 from bench.sizes import log_uniform
 from bench.timing import medians
 from jitgen.spec import dtype_name
 
 WINDOW, CAP = 1024, 20.0
+FEWEST_KEYS, MOST_KEYS, FEWEST_CAUSAL, MOST_MOVED = 16, 16384, 64, 2**28
 SWEEP, WORST = "attention sweep", 10
 RULES = ("full", "causal", "window", "cap", "alibi")
 """Rules of scores. All but ``full`` hide later keys; ``window`` hides also those ``WINDOW`` before."""
-MOST_ERROR = {torch.bfloat16: 2**-7, torch.float32: 2**-16}
-"""Relative errors from which on a result is wrong: rounded weights and results add up to 2^-8 at most in bfloat16; in
-float32 sums of 2^14 weights in any order to 2^-16, as their errors' squares add up."""
 
 
 @dataclass(frozen=True)
@@ -175,14 +173,30 @@ def draw(source: random.Random, device: str) -> Case:
     most = 2**20 if device == "cuda" else 2**14
     while True:
         batch, shared, group = source.randrange(1, 9), source.randrange(1, 17), source.choice((1, 1, 2, 4, 8))
-        rows, keys = (int(log_uniform(source, 1, 16385)) for _ in range(2))
-        depth = source.choice((64, 128, 8 * source.randrange(4, 33)))
+        rows, keys = (int(log_uniform(source, 1, MOST_KEYS + 1)) for _ in range(2))
+        depth = _depth(source)
         rule = source.choice(RULES)
         if rule != "full" and keys < rows:
             rows, keys = keys, rows
         case = Case(batch, shared * group, shared, rows, keys, depth, rule)
         if 0 < batch * case.heads * max(rows, keys) <= most and case.flops < (2e13 if device == "cuda" else 2e10):
             return case
+
+
+def draw_rows(source: random.Random, rows: int, most_flops: float) -> Case:
+    """A random case of so many rows that SDPA's kernels take: of all keys, or, from ``FEWEST_CAUSAL`` rows on, half of
+    the time of as many keys as rows, of which later ones are hidden."""
+    while True:
+        batch, shared, group = source.randrange(1, 9), source.randrange(1, 17), source.choice((1, 1, 2, 4, 8))
+        causal = source.random() < 0.5 and rows >= FEWEST_CAUSAL
+        keys = rows if causal else int(log_uniform(source, FEWEST_KEYS, MOST_KEYS + 1))
+        case = Case(batch, shared * group, shared, rows, keys, _depth(source), "causal" if causal else "full")
+        if case.moved < MOST_MOVED and case.flops < most_flops:
+            return case
+
+
+def _depth(source: random.Random) -> int:
+    return source.choice((64, 128, 8 * source.randrange(4, 33)))
 
 
 def sweep(bench: Bench) -> Iterator[Measurement]:

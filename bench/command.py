@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--backend", type=click.Choice(["cuda", "triton", "cpp"]), help="Default: all that the device has.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random sizes of sweep.")
 @click.option("--cases", type=click.IntRange(1), default=40, show_default=True, help="How many sizes sweep draws.")
+@click.option("--seconds", type=float, help="After so many seconds sweep begins no further case; default: never.")
 @click.option("--commit", help="The commit to record; default: the checkout's.")
 @click.option(
     "--jobs", type=click.IntRange(1), default=1, hidden=True, help="Compile torch.compile's in so many first."
@@ -38,19 +39,21 @@ def bench(
     backend: str | None,
     seed: int,
     cases: int,
+    seconds: float | None,
     commit: str | None,
     jobs: int,
 ) -> None:
     """Time generated kernels and their peers in this process.
 
-    NAMES are groups; if there is none, all but sweep, formats, packing and compiles. Sweep measures matrix products of
-    random sizes, and with the name of a group, attention or reductions, cases of that group.
+    NAMES are groups; if there is none, all but sweep, formats, packing and compiles. Sweep measures matrix products
+    and, on a GPU, attention of random sizes, and with the name of a group, products, attention or reductions, cases of
+    that group.
     """
     from bench import attention, formats, packing, reductions, sweep
     from bench.measurement import environment
     from bench.suite import configure, run
 
-    configuration = configure(device, quick, backend, seed, cases)
+    configuration = configure(device, quick, backend, seed, cases, seconds)
     facts = environment(configuration, commit)
     click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
     measurements = []
@@ -84,18 +87,18 @@ def _row(measurement: Measurement) -> tuple[str, ...]:
     """The cells of a measurement. A peer is shown by its time as a multiple of jitgen's."""
     from bench.measurement import duration
 
-    own = measurement.seconds["jitgen"]
+    own = measurement.seconds.get("jitgen")
     rates = []
-    if measurement.moved:
+    if measurement.moved and own:
         rates.append(f"{measurement.moved / own / 1e9:.1f} GB/s")
-    if measurement.flops:
+    if measurement.flops and own:
         rates.append(f"{measurement.flops / own / 1e9:.0f} GFLOP/s")
     return (
         measurement.group,
         measurement.name,
         measurement.backend,
         measurement.dtype,
-        duration(own),
+        duration(own) if own else "failed",
         ", ".join(rates),
         "" if measurement.error is None else f"{measurement.error:.1e}",
         ", ".join(f"{peer} {ratio:.2f}x" for peer, ratio in measurement.ratios.items()),

@@ -93,7 +93,7 @@ def measure(
         plan = function.bind(x, own[0])
         out.fill_(float("nan"))
         plan(x, own[0], out=out)
-        errors[name] = product_error(product, x, own[:1], out)
+        errors[name] = product_error(product.function, x, own[:1], out)
         subjects[name] = [partial(plan, x, copy, out=out) for copy in own]
     seconds = medians(subjects, bench.device, bench.budget)
     for name in names:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import attention, chart
+from bench import attention, chart, plots, sweep
 from bench.measurement import duration
 
 RATES = (("bytes_per_second", "GB/s"), ("flops_per_second", "GFLOP/s"))
@@ -26,18 +26,32 @@ def tables(content: Mapping[str, Any]) -> str:
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
     one_size = [
         [row for row in rows if row["group"] in groups]
-        for groups in (("streaming", "intensity"), ("batched",), ("attention", attention.SWEEP), ("sweep",))
+        for groups in (("streaming", "intensity"), ("batched",), ("attention", attention.SWEEP))
     ]
     by_size = [
         [row for row in rows if row["group"] == group] for group in ("rows", "columns", "reductions", "products")
     ]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
+    swept = [row for row in rows if row["group"] in (sweep.SWEEP, sweep.EPILOGUES)]
     blocks = [", ".join(facts) + "."]
     blocks += [_one_size(cases) for cases in one_size if cases]
     blocks += [_by_size(cases) for cases in by_size if cases]
+    if swept:
+        blocks += _sweep(swept)
     if calls:
         blocks.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
     return "\n\n".join(blocks)
+
+
+def _sweep(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A table of each kind and range of rows, one of epilogues, and the worst cases."""
+    yield "The fastest peer's time as a multiple of jitgen's:"
+    yield _table(sweep.HEADER, sweep.tabulated(rows))
+    if epilogues := sweep.epilogues(rows):
+        yield "Products with bias and gelu, beside the bare ones:"
+        yield _table(sweep.EPILOGUES_HEADER, epilogues)
+    yield "The worst cases of each kind, and all that failed:"
+    yield "\n".join(f"- {line}" for line in sweep.worst(rows))
 
 
 def _one_size(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -90,13 +104,23 @@ def page(path: Path) -> str:
     """The page of one file of measurements."""
     title = f"# {path.stem}\n\nMade from [{path.name}]({path.name}) by `python -m bench.markdown`; "
     title += "[how it was measured](README.md).\n\n"
-    return title + tables(json.loads(path.read_text())) + "\n"
+    content = json.loads(path.read_text())
+    shown = f"![best peer's time over jitgen's]({path.stem}.svg)\n\n" if _scatter(content) else ""
+    return title + shown + tables(content) + "\n"
+
+
+def _scatter(content: Mapping[str, Any]) -> str:
+    """The plot of a sweep; empty where there is none."""
+    made = plots.plots([row for row in content["measurements"] if row["group"] == sweep.SWEEP])
+    return plots.panels(list(made.values())) if made else ""
 
 
 def pages(directory: Path) -> dict[str, str]:
     """Every generated file of ``directory``: its name, and what it holds."""
-    paths = [path for path in sorted(directory.glob("*.json")) if "measurements" in json.loads(path.read_text())]
+    contents = {path: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+    paths = [path for path, content in contents.items() if "measurements" in content]
     made = {path.with_suffix(".md").name: page(path) for path in paths}
+    made |= {path.with_suffix(".svg").name: drawn for path in paths if (drawn := _scatter(contents[path]))}
     return made | {"headline.svg": chart.headline(directory)}
 
 

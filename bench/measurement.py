@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shlex
@@ -31,6 +32,7 @@ class Bench:
         repeats: the number of pairs of new processes for each figure of a cold start.
         backend: the only backend to measure; None for all that the device has.
         seed, cases: of a sweep: of its random sizes, and how many.
+        seconds: of a sweep: after so many seconds no further case is begun; None means never.
     """
 
     device: str
@@ -41,6 +43,7 @@ class Bench:
     backend: str | None = None
     seed: int = 0
     cases: int = 40
+    seconds: float | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -58,11 +61,12 @@ class Measurement:
         device, backend: ``"cpu"`` or ``"cuda"``, and the backend of jitgen.
         dtype, shape: the dtype and shape of the first input; empty if there is none.
         seconds: name of a subject -> median time of one call, in seconds. ``"jitgen"`` is one, the others are peers.
+            There is none of a case that failed.
         error: ||out - reference|| / ||reference||, where the reference is float64 of the same inputs; None if nothing
             is compared.
         moved: the bytes that the case must read and write at least once; 0 if that is not meaningful.
         flops: the number of operations, counted as a user would.
-        notes: what a reader must know, such as why a peer is absent.
+        notes: what a reader must know, such as why a peer is absent, or what failed.
     """
 
     group: str
@@ -80,13 +84,18 @@ class Measurement:
     @property
     def ratios(self) -> dict[str, float]:
         """The time of each peer divided by jitgen's; it is above 1 if jitgen is faster."""
-        own = self.seconds["jitgen"]
+        own = self.seconds.get("jitgen", math.nan)
         return {peer: time / own for peer, time in self.seconds.items() if peer != "jitgen"}
 
     def to_json(self) -> dict[str, Any]:
-        own = self.seconds["jitgen"]
+        own = self.seconds.get("jitgen", math.inf)
         rates = {"bytes_per_second": self.moved / own, "flops_per_second": self.flops / own}
         return asdict(self) | {"ratios": self.ratios} | {name: rate for name, rate in rates.items() if rate}
+
+
+MOST_ERROR = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-16}
+"""Relative errors above which a result is wrong: rounded weights and results add up to 2^-8 at most in bfloat16 and to
+2^-11 in float16; in float32 sums of 2^14 products in any order to 2^-16, as their errors' squares add up."""
 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:

@@ -3,7 +3,7 @@
 ==========================  ============================================================================================
 ``bars-<group>.svg``        each case of a group: the peers' times as multiples of jitgen's
 ``intensity-<backend>.svg`` the repeated multiply: operations a second over operations a byte, for jitgen and its peers
-``sweep-<kind>.svg``        matrix products of random sizes: the best peer's time as a multiple of jitgen's, over M
+``sweep-<kind>.svg``        a kind of random sizes: the best peer's time as a multiple of jitgen's, over M
 ==========================  ============================================================================================
 
 A measurement is a row as ``Measurement.to_json`` has it, so a run's JSON file can be plotted later. Neighbour:
@@ -42,6 +42,18 @@ def plots(rows: Sequence[Row]) -> dict[str, str]:
     return made
 
 
+def panels(pictures: Sequence[str], across: int = 2) -> str:
+    """Pictures of ``Axes`` beside and below each other, as one."""
+    down = -(-len(pictures) // across)
+    size = f'viewBox="0 0 {WIDTH * across} {HEIGHT * down}"'
+    text = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>']
+    for index, picture in enumerate(pictures):
+        y, x = divmod(index, across)
+        where = f'<svg x="{x * WIDTH}" y="{y * HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+        text.append(picture.strip().replace("<svg", where, 1))
+    return "\n".join((*text, "</svg>", ""))
+
+
 def _bars(row: Row) -> Bars:
     words = (row["name"], row["dtype"], row["backend"])
     return " ".join(filter(None, words)), tuple(row["ratios"].items())
@@ -68,24 +80,24 @@ def _intensities(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _sweeps(rows: Sequence[Row]) -> dict[str, str]:
-    """One plot for each backend and format of the weights."""
+    """One plot for each backend and kind. Of attention K is the depth of a head, and N the keys."""
     made = {}
     named = [row for row in rows if row["ratios"]]
-    kinds = _by(named, lambda row: f"{row['backend']}-{row['name'].split()[1].rstrip(',')}-{row['dtype']}")
+    kinds = _by(named, lambda row: f"{row['backend']}-{row['name'].partition(':')[0]}")
     for kind, found in kinds.items():
-        points = [(float(row["shape"][0]), min(row["ratios"].values())) for row in found]
-        ratios = [math.log2(row["shape"][2] / row["shape"][1]) for row in found]
+        points = [(float(row["shape"][-3]), min(row["ratios"].values())) for row in found]
+        ratios = [math.log2(row["shape"][-1] / row["shape"][-2]) for row in found]
         axes = Axes("M", "best peer's time / jitgen's", [*points, (points[0][0], 1.0)])
         text = [axes.level(1.0)]
         for row, (x, y), ratio in zip(found, points, ratios, strict=True):
             share = (ratio - min(ratios)) / ((max(ratios) - min(ratios)) or 1.0)
             colour = "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(FEW, MANY, strict=True))
-            m, n, k = row["shape"][:3]
+            m, n, k = row["shape"][-3:]
             text.append(axes.dot(x, y, colour, f"{y:.2f}: M={m}, N={n}, K={k}"))
         for line, (label, end, shade) in enumerate((("least", min(ratios), FEW), ("greatest", max(ratios), MANY))):
             shown = f"{label} K/N: {float(f'{2**end:.2g}'):g}"
             text.append(axes.legend(line, shown, "#" + "".join(f"{part:02x}" for part in shade)))
-        made[f"sweep-{kind}.svg"] = axes.svg(f"Products of random sizes, {kind.replace('-', ', ')}", text)
+        made[f"sweep-{kind}.svg"] = axes.svg(f"Random sizes, {kind.replace('-', ', ')}", text)
     return made
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import jitgen
@@ -49,12 +50,17 @@ def prebuild(builds: Iterable[Build], jobs: int | None = None) -> None:
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(distinct))
     if jobs < 2:
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *{build.function.__module__ for build in distinct}])
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=importing(*{build.function.__module__ for build in distinct})) as pool:
         for failure in pool.map(_failure, distinct):
             if failure:
                 print(failure, file=sys.stderr)
+
+
+def importing(*modules: str) -> BaseContext:
+    """A context whose processes are forks of one that has imported these modules and has no device."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *modules])
+    return context
 
 
 def compile_each(compiled: Callable[..., str], jobs: Sequence[tuple[Any, ...]]) -> None:
@@ -66,12 +72,14 @@ def compile_each(compiled: Callable[..., str], jobs: Sequence[tuple[Any, ...]]) 
 
 @contextmanager
 def compiling(
-    compiled: Callable[..., str], groups: Mapping[Any, Sequence[tuple[Any, ...]]]
+    compiled: Callable[..., str],
+    groups: Mapping[Any, Sequence[tuple[Any, ...]]],
+    context: BaseContext | None = None,
 ) -> Iterator[Callable[[Any], bool]]:
     """Calls ``compiled`` as ``compile_each`` does, for several groups of jobs; gives a function that waits for those of
-    one group and returns whether nothing went wrong, so that what needs them may begin before the others are done. No
-    process may have a device yet."""
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    one group and returns whether nothing went wrong, so that what needs them may begin before the others are done. The
+    processes are forks of this one, which may not have a device yet, unless ``context`` says otherwise."""
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         futures = {group: [pool.submit(compiled, *job) for job in jobs] for group, jobs in groups.items()}
 
         def wait_for(group: Any) -> bool:

@@ -7,11 +7,9 @@ do; the activation and the result are the same in every call. The peers are what
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from bench import humming_products
 from bench.measurement import Bench, Measurement, relative_error
 from bench.timing import Call, medians, trial
 from jitgen.quant.formats import find
@@ -38,8 +37,8 @@ LLAMA = {
 """(N, K) of the product y[M, N] = x[M, K] @ W[N, K].T of each layer."""
 GPU_ROWS = (1, 4, 16, 64, 1024, 4096)
 CPU_ROWS = (1, 16, 128)
-CHECKED_COLUMNS = 128
-"""The number of columns compared with float64: half of them are the first, half the last."""
+CHECKED_ROWS = 128
+"""The number of rows compared with float64: a quarter of them are the first, a quarter the last, the others random."""
 MAX_COPIES = 16
 """The most copies of the weights."""
 
@@ -152,24 +151,17 @@ def _dense_torch(product: Product, copied_bytes: int) -> Maker:
 
 
 def _humming(product: Product, device: str) -> Maker | None:
-    if device != "cuda" or product.format != "int4" or product.weights != 1:
-        return None
-    if importlib.util.find_spec("humming") is None:
-        return None
+    return (
+        partial(humming_products.calls, product) if device == "cuda" and humming_products.multiplies(product) else None
+    )
 
-    def make(x: torch.Tensor, weights: Sequence[Any]) -> Sequence[Call]:
-        from humming.layer import HummingLayer  # type: ignore[import-not-found]
 
-        columns, length = product.shape
-        config = {"dtype": "int4", "group_size": product.group}
-        (weight,) = weights[0]
-        layer = HummingLayer(shape_n=columns, shape_k=length, weight_config=dict(config), torch_dtype=x.dtype).cuda()
-        layer.load_from_unquantized(weight.dequantize(x.dtype))
-        layer.transform()
-        layer(x)  # compiles
-        return [partial(each, x) for each in (layer, *(deepcopy(layer) for _ in weights[1:]))]
-
-    return make
+PEERS: dict[str, Callable[[Product, Bench, int], Maker | None]] = {
+    "F.linear": lambda product, bench, copied_bytes: _dense_torch(product, copied_bytes),
+    "int4pack_mm": lambda product, bench, copied_bytes: _int4_torch(product, bench.device),
+    "humming": lambda product, bench, copied_bytes: _humming(product, bench.device),
+}
+"""What makes the calls of each peer, given the bytes that copies of its weights take together."""
 
 
 def measure(
@@ -179,6 +171,8 @@ def measure(
     group: str = "products",
     copied_bytes: int | None = None,
     patience: float = math.inf,
+    peers: Collection[str] = tuple(PEERS),
+    epilogue: Callable[..., torch.Tensor] | None = None,
 ) -> Iterator[Measurement]:
     """Measure ``product`` and its peers at each number of ``rows``, on each backend, for the group ``group``.
 
@@ -187,6 +181,9 @@ def measure(
             four times the last-level cache.
         patience: a peer that takes so many times as long as the fastest peer, in three calls one after another, is not
             timed, and a note says so.
+        peers: names of ``PEERS``.
+        epilogue: ``(x, weight, bias) -> y``, the product with an epilogue. It is timed in alternation with the bare
+            one, and a second measurement, of the group ``f"{group} epilogues"``, has both and torch's own.
     """
     device = torch.device(bench.device)
     columns, length = product.shape
@@ -194,45 +191,62 @@ def measure(
     copies = max(2, min(MAX_COPIES, copied_bytes // max(1, product.bytes(0))))
     first = [_weight(product, device) for _ in range(product.weights)]
     weights = [first, *([weight.clone() for weight in first] for _ in range(copies - 1))]
-    peers = {
-        "F.linear": _dense_torch(product, copied_bytes),
-        "int4pack_mm": _int4_torch(product, bench.device),
-        "humming": _humming(product, bench.device),
-    }
+    makers = {name: PEERS[name](product, bench, copied_bytes) for name in peers}
     for count in rows:
         x = torch.randn(count, length, dtype=product.dtype, device=device)
         notes: list[str] = []
-        others = {name: _made(name, maker, x, weights, notes) for name, maker in peers.items() if maker}
+        others = {name: _made(name, maker, x, weights, notes) for name, maker in makers.items() if maker}
         others = _within(patience, {name: calls for name, calls in others.items() if calls}, bench, notes)
         for backend in bench.backends:
-            function = jitgen.jit(backend=backend)(product.function)
             own = [tuple(w.detach() if isinstance(w, QTensor) else w for w in copy) for copy in weights]
-            out = torch.full((count, columns), float("nan"), dtype=product.dtype, device=device)
-            plan = function.bind(x, *own[0])
-            for copy in own[1:]:
-                function(x, *copy)  # converts the weights to the layout that the backend reads
-            plan(x, *own[0], out=out)
-            error = product_error(product, x, own[0], out)
-            calls = [partial(plan, x, *copy, out=out) for copy in own]
-            seconds = medians({"jitgen": calls, **others}, bench.device, bench.budget)
-            yield Measurement(
+            calls, error = _own_calls(product.function, backend, x, own)
+            subjects = {"jitgen": calls, **others}
+            found = Measurement(
                 group=group,
                 name=f"{product.name}, M={count}",
                 device=bench.device,
                 backend=backend,
                 dtype=dtype_name(product.dtype),
                 shape=(count, columns, length),
-                seconds=seconds,
+                seconds={},
                 error=error,
                 moved=product.bytes(count),
                 flops=2 * count * columns * length * product.weights,
                 notes=tuple(notes),
             )
+            if epilogue is None:
+                yield replace(found, seconds=medians(subjects, bench.device, bench.budget))
+                continue
+            bias = torch.randn(columns, dtype=product.dtype, device=device)
+            fused, error = _own_calls(epilogue, backend, x, own, bias)
+            dense = _dense_torch(replace(product, function=partial(_with, epilogue, bias)), copied_bytes)(x, weights)
+            seconds = medians(subjects | {"fused": fused, "torch's": dense}, bench.device, bench.budget)
+            yield replace(found, seconds={name: seconds[name] for name in subjects})
+            ends = {"jitgen": seconds["fused"], "bare": seconds["jitgen"], "F.linear and the rest": seconds["torch's"]}
+            yield replace(found, group=f"{group} epilogues", seconds=ends, error=error, notes=())
+
+
+def _with(function: Callable[..., torch.Tensor], last: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+    return function(*arguments, last)
+
+
+def _own_calls(
+    function: Callable[..., torch.Tensor], backend: str, x: torch.Tensor, weights: Sequence[Any], *rest: torch.Tensor
+) -> tuple[Sequence[Call], float]:
+    """jitgen's calls for each copy of the weights, and the error of the first."""
+    compiled = jitgen.jit(backend=backend)(function)
+    out = torch.full((len(x), weights[0][0].shape[0]), float("nan"), dtype=x.dtype, device=x.device)
+    plan = compiled.bind(x, *weights[0], *rest)
+    for copy in weights[1:]:
+        compiled(x, *copy, *rest)  # converts the weights to the layout that the backend reads
+    plan(x, *weights[0], *rest, out=out)
+    error = product_error(function, x, weights[0], out, *rest)
+    return [partial(plan, x, *copy, *rest, out=out) for copy in weights], error
 
 
 def _weight(product: Product, device: torch.device) -> Any:
     dense = (torch.randn(product.shape, device=device) * 0.02).to(product.dtype)
-    return dense if product.format is None else jitgen.quantize(dense, product.format, product.group)
+    return dense if product.format is None else jitgen.quantize(dense, product.format, product.group, method="absmax")
 
 
 def _made(name: str, maker: Maker, x: torch.Tensor, weights: Sequence[Any], notes: list[str]) -> Sequence[Call]:
@@ -262,12 +276,21 @@ def _within(
     return {name: calls for name, calls in peers.items() if seconds[name] < patience * fastest}
 
 
-def product_error(product: Product, x: torch.Tensor, weights: Sequence[Any], out: torch.Tensor) -> float:
-    """The relative error against float64 of the dequantised weights, in the first and the last columns."""
-    half = CHECKED_COLUMNS // 2
+def product_error(
+    function: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    weights: Sequence[Any],
+    out: torch.Tensor,
+    *rest: torch.Tensor,
+) -> float:
+    """The relative error against float64 of the dequantised weights, in ``CHECKED_ROWS`` rows."""
+    quarter = CHECKED_ROWS // 4
+    rows = torch.arange(len(x), device=x.device)
+    if len(x) > CHECKED_ROWS:
+        between = quarter + torch.randperm(len(x) - 2 * quarter, device=x.device)[: 2 * quarter]
+        rows = torch.cat([rows[:quarter], between, rows[-quarter:]])
     exact = [w.dequantize(torch.float64) if isinstance(w, QTensor) else w.double() for w in weights]
-    ends = [torch.cat([w[:half], w[-half:]]) for w in exact]
-    return relative_error(torch.cat([out[:, :half], out[:, -half:]], 1), product.function(x.double(), *ends))
+    return relative_error(out[rows], function(x[rows].double(), *exact, *(each.double() for each in rest)))
 
 
 def run(bench: Bench) -> Iterator[Measurement]:

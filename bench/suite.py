@@ -42,8 +42,8 @@ RUNS = {
     "formats": formats.run,
     "packing": packing.run,
 }
-SWEEPS = {"products": sweep.run, "attention": attention.sweep, "reductions": reductions.sweep}
-"""What ``sweep`` together with the name of a group draws; alone it draws products."""
+SWEEPS = {"products": sweep.products, "attention": attention.sweep, "reductions": reductions.sweep}
+"""What ``sweep`` together with the name of a group draws; alone it draws all kinds of ``sweep.CYCLE``."""
 AHEAD = {
     "streaming": lambda bench: streaming.CASES,
     "rows": rows.cases,
@@ -54,13 +54,18 @@ AHEAD = {
 
 
 def configure(
-    device: str | None = None, quick: bool = False, backend: str | None = None, seed: int = 0, cases: int = 40
+    device: str | None = None,
+    quick: bool = False,
+    backend: str | None = None,
+    seed: int = 0,
+    cases: int = 40,
+    seconds: float | None = None,
 ) -> Bench:
     """A bench for ``device``, by default the best device of this machine.
 
     Args:
         quick: whether to measure with fewer repeats and without torch.compile. Tensors have the same sizes.
-        backend, seed, cases: as ``Bench`` has them.
+        backend, seed, cases, seconds: as ``Bench`` has them.
 
     Raises:
         UnsupportedError: this machine has no such device.
@@ -75,7 +80,7 @@ def configure(
 
         cache = last_level_cache()
     elements = max(2**24, cache) + 2**16  # of 4 bytes each, so that they slightly exceed four times the cache
-    return Bench(device, elements, 0.4 if quick else 1.0, not quick, 1 if quick else 3, backend, seed, cases)
+    return Bench(device, elements, 0.4 if quick else 1.0, not quick, 1 if quick else 3, backend, seed, cases, seconds)
 
 
 def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Measurement]:

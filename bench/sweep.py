@@ -1,109 +1,339 @@
-"""Matrix products of random sizes, so that no figure holds only for the sizes that something was tuned for.
+"""Products and attention of random sizes, so that no figure holds only for the sizes that something was tuned for.
 
-The rows of x are drawn from 1 to 8192 on a logarithmic scale and are not rounded. N and K are drawn on a logarithmic
-scale too, as multiples of 8, but K of a quantised weight as one of 128; half of them have a large odd factor, the
-others are rounded to multiples of 256. Groups of quantised weights have 32, 64 or 128 columns. ``summary`` condenses a
-sweep: jitgen's speed beside the best peer's, by rows.
+A sweep goes round ``CYCLE``: products of quantised weights with 16-bit activations, dense ones, batches of dense ones,
+and attention. M (rows of x, of each matrix of a batch, of each head's query) is from 1 to 8192 and not rounded. M of
+the cases of a kind are a random shift of multiples of the golden ratio, on a logarithmic scale, so that those of any
+beginning of a sweep are spread evenly. N and K are drawn on a logarithmic scale as multiples of 8, K of a quantised
+weight as one of its group of 32, 64 or 128; half of them have a large odd factor, the others are rounded to multiples
+of 256. Every third product is timed with bias and gelu too, in alternation.
 
-On a GPU the kernels of all cases are built ahead in parallel processes (``prebuild.py``), and a peer that takes
-``PATIENCE`` times as long as the fastest one is left out, which a case's notes say.
+On a GPU other processes compile what is measured next, of jitgen and of humming (``prebuild.py``), and a sweep may end
+after ``Bench.seconds``. A case that raises, or whose result is wrong (``measurement.MOST_ERROR``), has failed: it has
+no times, and its notes say why. ``tabulated`` condenses a sweep by kinds and ranges of rows.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import geometric_mean
+from typing import Any
 
 import torch
 
 import jitgen
-from bench.measurement import Bench, Measurement, condensed
-from bench.prebuild import Build, gpu_target, prebuild
-from bench.products import GROUP, Product, linear, measure
+from bench import attention, batched, humming_products
+from bench.epilogues import biased
+from bench.measurement import MOST_ERROR, Bench, Measurement
+from bench.prebuild import compiling, gpu_target, importing
+from bench.products import Product, linear, measure
 from bench.sizes import log_uniform, side
+from jitgen.spec import dtype_name
 
-FORMATS: tuple[str | None, ...] = ("int4", None)
-"""The weights of a sweep: W4A16, and dense ones of the activation's dtype."""
+SWEEP, EPILOGUES = "sweep", "sweep epilogues"
+"""The groups of its measurements."""
+FORMATS = {"int4": "int4", "int8": "int8", "fp8": "fp8_e4m3"}
+"""The format of the weights of each quantised kind."""
+DENSE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+CYCLE = {
+    "cuda": (
+        *("int4", "bfloat16", "attention", "int8", "int4", "batched", "fp8", "bfloat16", "float16"),
+        *("int4", "attention", "int8", "bfloat16", "batched", "int4", "fp8", "float16", "attention"),
+    ),
+    "cpu": ("int4", "float32"),
+}
+"""The kinds of cases that follow one another, by device."""
+PEERS = ("F.linear", "humming")
+"""The peers of products on a GPU; torch's own int4 product takes a multiple of their time."""
 GROUP_SIZES = (32, 64, 128)
 """Columns that share a scale, of which each case draws one."""
 MOST_ROWS = 8192
 SIDES = {"cuda": (64, 60_000), "cpu": (64, 4096)}
 """The least and the most of N and K, by device."""
-MOST_WEIGHTS = {"cuda": 3.5e8, "cpu": 1.2e7}
+MOST_WEIGHTS = {"cuda": 2.5e8, "cpu": 1.2e7}
 """The most elements of a weight, so that copies of it fit in memory, and a sweep takes minutes."""
-MOST_PRODUCTS = {"cuda": 2e12, "cpu": 4e9}
+MOST_PRODUCTS = {"cuda": 4e11, "cpu": 4e9}
 """The most multiply-adds of a case."""
-ROW_RANGES = ((1, 8), (9, 64), (1, 64), (65, 256), (257, MOST_ROWS))
+MOST_BATCH, MOST_ELEMENTS, MOST_SIDE = 256, 1e8, 8192
+"""Of a batched product: the most matrices, elements of each of its tensors, and of N and K."""
+ROW_RANGES = ((1, 8), (9, 64), (1, 64), (65, 256), (257, MOST_ROWS), (1, MOST_ROWS))
 """The ranges of rows that a summary has lines for."""
 PATIENCE = 4.0
 """See ``products.measure``."""
 CACHES = 2
 """Copies of the weights take this many times the bytes of the last-level cache, which ``Bench.elements`` exceeds."""
-WORST = 10
+BUDGET = 0.03
+"""Seconds of timing of a case on a GPU."""
+WITH_EPILOGUE = 3
+"""Every so manieth product of a kind has an epilogue too."""
+WORST = 5
+FAILED = ("failed", "wrong")
+"""How a note begins that says why a case has no times."""
+Row = Mapping[str, Any]
 
 
-def draw(source: random.Random, device: str, unit: int = GROUP) -> tuple[int, int, int]:
-    """(M, N, K) of one case, K a multiple of ``unit``."""
+@dataclass(frozen=True)
+class Case:
+    """One case of a sweep.
+
+    Attributes:
+        kind: as ``CYCLE`` names it.
+        rows: M.
+        columns, length: N and K of a product; the keys and the depth of attention.
+        dtype: of the activation, or of the query.
+        group: columns that share a scale of a quantised weight.
+        batch: matrices of a batched product.
+        attended: of ``kind`` attention.
+        epilogue: whether the product is timed with bias and gelu, too.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    length: int
+    dtype: torch.dtype
+    group: int | None = None
+    batch: int = 1
+    attended: attention.Case | None = None
+    epilogue: bool = False
+
+    def __str__(self) -> str:
+        if self.attended is not None:
+            return f"{self.kind}: {self.attended}"
+        if self.kind == "batched":
+            return f"{self.kind}: {self.batch} of M={self.rows}, {self.columns}x{self.length}"
+        return f"{self._product.name}, M={self.rows}"
+
+    @property
+    def _product(self) -> Product:
+        name = f"{self.kind}: {self.columns}x{self.length}" + (f" g{self.group}" if self.group else "")
+        format, group = FORMATS.get(self.kind), self.group or self.length
+        return Product(name, linear, 1, format, (self.columns, self.length), self.dtype, group)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The numbers of a measurement's ``shape``, of which the last three are M, N and K."""
+        if self.attended is not None:
+            return self.attended.batch, self.attended.heads, self.rows, self.columns, self.length
+        sizes = self.rows, self.columns, self.length
+        return (self.batch, *sizes) if self.kind == "batched" else sizes
+
+    def calls(self) -> Iterator[tuple[Callable[..., Any], tuple[jitgen.TensorSpec, ...]]]:
+        """The functions that are timed, with the specs of their arguments."""
+        spec = partial(jitgen.TensorSpec, dtype=self.dtype)
+        if (case := self.attended) is not None:
+            q, k = ((case.batch, heads, count, case.depth) for heads, count in _heads(case))
+            slopes = jitgen.TensorSpec((case.heads,), torch.float32)
+            yield attention.function_of(case.rule), (spec(q), spec(k), spec(k), slopes)
+        elif self.kind == "batched":
+            left, right = (self.batch, self.rows, self.length), (self.batch, self.length, self.columns)
+            yield batched.bmm, (spec(left), spec(right))
+        else:
+            x = spec((self.rows, self.length))
+            weight = spec((self.columns, self.length), format=FORMATS.get(self.kind), group_size=self.group)
+            yield linear, (x, weight)
+            if self.epilogue:
+                yield biased, (x, weight, spec((self.columns,)))
+
+    def measured(self, bench: Bench) -> Iterator[Measurement]:
+        if self.attended is not None:
+            for found in attention.measure(self.attended, self.dtype, bench, SWEEP):
+                yield replace(found, name=str(self), shape=self.shape)
+        elif self.kind == "batched":
+            for found in batched.measure(self.shape, self.dtype, bench, SWEEP):  # type: ignore[arg-type]
+                yield replace(found, name=str(self))
+        else:
+            peers = {"peers": PEERS} if bench.device == "cuda" else {}
+            epilogue = biased if self.epilogue else None
+            copied = CACHES * bench.elements
+            yield from measure(self._product, (self.rows,), bench, SWEEP, copied, PATIENCE, epilogue=epilogue, **peers)
+
+
+def _heads(case: attention.Case) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Heads and rows of the query, and of keys and values."""
+    return (case.heads, case.rows), (case.shared, case.keys)
+
+
+def cases(bench: Bench, kinds: Sequence[str] | None = None) -> Iterator[Case]:
+    """``bench.cases`` cases of ``kinds``, by default those of ``CYCLE``, drawn with ``bench.seed``."""
+    kinds = kinds or CYCLE[bench.device]
+    sources = {kind: random.Random(f"{kind} {bench.seed}") for kind in kinds}
+    shifts = {kind: source.random() for kind, source in sources.items()}
+    drawn = dict.fromkeys(kinds, 0)
+    for index in range(bench.cases):
+        kind = kinds[index % len(kinds)]
+        share = (shifts[kind] + drawn[kind] * (math.sqrt(5) - 1) / 2) % 1
+        rows = int(math.exp(share * math.log(MOST_ROWS + 1)))
+        yield draw(sources[kind], kind, rows, bench.device, drawn[kind] % WITH_EPILOGUE == 0)
+        drawn[kind] += 1
+
+
+def draw(source: random.Random, kind: str, rows: int, device: str, epilogue: bool) -> Case:
+    """One case of so many rows."""
+    dtype = DENSE.get(kind, torch.bfloat16 if device == "cuda" else torch.float32)
+    if kind == "attention":
+        attended = attention.draw_rows(source, rows, MOST_PRODUCTS[device])
+        return Case(kind, rows, attended.keys, attended.depth, dtype, attended=attended)
+    group = source.choice(GROUP_SIZES) if kind in FORMATS else None
     while True:
-        rows = int(log_uniform(source, 1, MOST_ROWS + 1))
-        columns, length = (side(source, each, *SIDES[device]) for each in (8, unit))
-        weights = columns * length
-        if weights <= MOST_WEIGHTS[device] and rows * weights <= MOST_PRODUCTS[device]:
-            return rows, columns, length
+        batch = int(log_uniform(source, 1, MOST_BATCH + 1)) if kind == "batched" else 1
+        least, most = (SIDES[device][0], MOST_SIDE) if kind == "batched" else SIDES[device]
+        columns, length = (side(source, unit, least, most) for unit in (8, group or 8))
+        tensors = batch * max(columns * length, rows * length, rows * columns)
+        if kind == "batched" and tensors > MOST_ELEMENTS:
+            continue
+        if columns * length <= MOST_WEIGHTS[device] and batch * rows * columns * length <= MOST_PRODUCTS[device]:
+            return Case(kind, rows, columns, length, dtype, group, batch, epilogue=epilogue and kind != "batched")
 
 
-def cases(bench: Bench) -> Iterator[tuple[Product, int]]:
-    """(product, rows of x): ``bench.cases`` of each of ``FORMATS``, drawn with ``bench.seed``."""
-    source, groups = random.Random(bench.seed), random.Random(f"groups {bench.seed}")
-    dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
-    for _ in range(bench.cases):
-        for format in FORMATS:
-            rows, columns, length = draw(source, bench.device, GROUP if format else 8)
-            name = f"{columns}x{length} {format or 'dense'}"
-            group = groups.choice(GROUP_SIZES) if format else GROUP
-            yield (
-                Product(f"{name} g{group}" if format else name, linear, 1, format, (columns, length), dtype, group),
-                rows,
-            )
+def built(case: Case, backend: str, target: str) -> str:
+    """Compiles a case's kernels into the store, in a process of its own; what went wrong, or nothing."""
+    torch.set_num_threads(1)
+    try:
+        if backend == "humming":
+            humming_products.compiled(case._product, case.rows)
+            return ""
+        for function, specs in case.calls():
+            jitgen.jit(backend=backend)(function).lower(*specs, target=target).compile()
+    except Exception as error:  # the measuring process meets it again
+        return f"{case}: {type(error).__name__}: {str(error)[:300]}"
+    return ""
 
 
-def run(bench: Bench) -> Iterator[Measurement]:
+def run(bench: Bench, kinds: Sequence[str] | None = None) -> Iterator[Measurement]:
     """The measurements of ``cases``."""
-    drawn = list(cases(bench))
-    if bench.device == "cuda":
-        target = gpu_target()
-        prebuild(
-            Build(linear, _specs(product, rows), backend, target)
-            for product, rows in drawn
-            for backend in bench.backends
-        )
-    with torch.no_grad():
-        for product, rows in drawn:
-            yield from measure(product, (rows,), bench, "sweep", CACHES * bench.elements, PATIENCE)
+    started = time.monotonic()
+    drawn = list(cases(bench, kinds))
+    on_gpu = bench.device == "cuda"
+    if on_gpu:
+        bench = replace(bench, compile_peer=False, budget=BUDGET)
+    jobs = {case: list(_jobs(case, bench)) for case in drawn} if on_gpu else {}
+    pool = compiling(built, jobs, importing(__name__)) if on_gpu and len(os.sched_getaffinity(0)) > 1 else None
+    with torch.no_grad(), pool or nullcontext(lambda case: True) as wait_for:
+        for case in drawn:
+            if bench.seconds is not None and time.monotonic() - started > bench.seconds:
+                break
+            with suppress(BrokenExecutor):  # then this process compiles
+                wait_for(case)
+            yield from _attempted(case, bench)
+            if on_gpu:
+                torch.cuda.synchronize()  # raises where a kernel has broken the context: no further case would be timed
+                torch.cuda.empty_cache()
 
 
-def _specs(product: Product, rows: int) -> tuple[jitgen.TensorSpec, ...]:
-    x = jitgen.TensorSpec((rows, product.shape[1]), product.dtype)
-    group = product.group if product.format else None
-    return x, jitgen.TensorSpec(product.shape, product.dtype, format=product.format, group_size=group)
+def _attempted(case: Case, bench: Bench) -> Iterator[Measurement]:
+    """The measurements of a case, or why it has failed."""
+    try:
+        for found in case.measured(bench):
+            if not (found.error or 0.0) <= MOST_ERROR[case.dtype]:
+                found = replace(found, seconds={}, notes=(*found.notes, f"wrong: an error of {found.error:.1e}"))
+            yield found
+    except Exception as error:
+        notes = (f"failed: {type(error).__name__}: {str(error)[:300]}",)
+        dtype = dtype_name(case.dtype)
+        for backend in bench.backends:
+            yield Measurement(SWEEP, str(case), bench.device, backend, dtype, case.shape, {}, notes=notes)
+
+
+def products(bench: Bench) -> Iterator[Measurement]:
+    """``run`` without batches and attention."""
+    yield from run(bench, [kind for kind in CYCLE[bench.device] if kind in (*FORMATS, *DENSE)])
+
+
+def _jobs(case: Case, bench: Bench) -> Iterator[tuple[Case, str, str]]:
+    target = gpu_target()
+    for backend in bench.backends:
+        yield case, backend, target
+    if case.kind in FORMATS and humming_products.multiplies(case._product):
+        yield case, "humming", target
+
+
+def kind_of(row: Row) -> str:
+    """The kind of a case, of a measurement as ``Measurement.to_json`` has it."""
+    kind: str = row["name"].partition(":")[0]
+    return kind
+
+
+def failure_of(row: Row) -> str:
+    """Why a case has no times; empty where it has them."""
+    return next((note for note in row["notes"] if note.startswith(FAILED)), "")
+
+
+def ratio_of(row: Row) -> tuple[float, str]:
+    """The time of the fastest peer as a multiple of jitgen's, and that peer."""
+    return min((ratio, peer) for peer, ratio in row["ratios"].items())
+
+
+def tabulated(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """For each backend and kind, in ranges of rows: how many cases, and by how much jitgen is faster than the fastest
+    peer: the geometric mean, the 5th percentile, the worst, and the share of cases in which it is at least as fast."""
+    table = []
+    for (backend, kind), found in _by_kind(rows, SWEEP).items():
+        for least, most in ROW_RANGES:
+            inside = [row for row in found if least <= row["shape"][-3] <= most]
+            ratios = sorted(ratio_of(row)[0] for row in inside if row["ratios"])
+            if not inside:
+                continue
+            failed = sum(bool(failure_of(row)) for row in inside)
+            shown = ["-"] * 4
+            if ratios:
+                figures = geometric_mean(ratios), ratios[len(ratios) // 20], ratios[0]
+                shown = [f"{figure:.2f}" for figure in figures]
+                shown.append(f"{sum(ratio >= 1 for ratio in ratios) / len(ratios):.0%}")
+            span = "all" if (least, most) == ROW_RANGES[-1] else f"{least} to {most}"
+            table.append((kind, backend, span, str(len(inside)), *shown, str(failed)))
+    return table
+
+
+HEADER = ("kind", "backend", "M", "cases", "geometric mean", "5th percentile", "worst", "at least 1", "failed")
+
+
+def epilogues(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """For each backend and kind: how many times as long as the bare product the one with bias and gelu takes, by the
+    geometric mean and at most, and torch's time of the same as a multiple of it."""
+    table = []
+    for (backend, kind), found in _by_kind(rows, EPILOGUES).items():
+        ratios = [row["ratios"] for row in found if row["ratios"]]
+        if ratios:
+            costs = [1 / each["bare"] for each in ratios]
+            others = [ratio for each in ratios for peer, ratio in each.items() if peer != "bare"]
+            figures = geometric_mean(costs), max(costs), geometric_mean(others), min(others)
+            table.append((kind, backend, str(len(ratios)), *(f"{figure:.2f}" for figure in figures)))
+    return table
+
+
+EPILOGUES_HEADER = ("kind", "backend", "cases", "over the bare product", "most", "torch's over it", "worst")
+
+
+def worst(rows: Sequence[Row]) -> list[str]:
+    """The ``WORST`` cases of each backend and kind, and every case that failed."""
+    lines = []
+    for (backend, _), found in _by_kind(rows, SWEEP).items():
+        ranked = sorted((*ratio_of(row), row["name"]) for row in found if row["ratios"])
+        lines += [f"{ratio:.2f} of {peer}, {backend}, {name}" for ratio, peer, name in ranked[:WORST]]
+    lines += [f"{row['backend']}, {row['name']}: {failure}" for row in rows if (failure := failure_of(row))]
+    return lines
 
 
 def summary(measurements: Sequence[Measurement]) -> list[str]:
-    """For each backend and format: the geometric mean, the 5th percentile and the worst of the best peer's time divided
-    by jitgen's, in ranges of rows; then the ``WORST`` cases."""
-    lines = []
-    groups: dict[str, list[tuple[float, int, str]]] = {}
-    for found in measurements:
-        if found.group == "sweep" and found.ratios:
-            weights = found.name.split()[1].rstrip(",")
-            kind = f"{found.backend}, {weights} weights, {found.dtype}"
-            peer, ratio = min(found.ratios.items(), key=lambda one: one[1])
-            text = f"{ratio:.2f} of {peer}: M={found.shape[0]}, N={found.shape[1]}, K={found.shape[2]}"
-            groups.setdefault(kind, []).append((ratio, found.shape[0], text))
-    for kind, cases in groups.items():
-        for least, most in (*ROW_RANGES, (1, MOST_ROWS)):
-            ratios = [ratio for ratio, rows, _ in cases if least <= rows <= most]
-            if ratios:
-                lines.append(f"{kind}, {least} to {most} rows: {condensed(ratios)}")
-        lines += [f"  {text}" for _, _, text in sorted(cases)[:WORST]]
-    return lines
+    """``tabulated``, ``epilogues`` and the ``worst``, as lines."""
+    rows = [found.to_json() for found in measurements if found.group in (SWEEP, EPILOGUES)]
+    if not rows:
+        return []
+    tables = [(HEADER, tabulated(rows)), (EPILOGUES_HEADER, epilogues(rows))]
+    return [*(", ".join(line) for header, table in tables if table for line in (header, *table)), *worst(rows)]
+
+
+def _by_kind(rows: Sequence[Row], group: str) -> dict[tuple[str, str], list[Row]]:
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["group"] == group:
+            found.setdefault((row["backend"], kind_of(row)), []).append(row)
+    return found

@@ -21,7 +21,7 @@ MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 
 def product(m: int, n: int, k: int, ratio: float, format: str = "int4") -> Measurement:
     seconds = {"jitgen": 1e-5, "F.linear": 1e-5 * ratio, "slow & <odd>": 1e-4 * ratio}
-    return Measurement("sweep", f"{n}x{k} {format}, M={m}", "cuda", "cuda", "bfloat16", (m, n, k), seconds)
+    return Measurement("sweep", f"{format}: {n}x{k}, M={m}", "cuda", "cuda", "bfloat16", (m, n, k), seconds)
 
 
 def circles(text: str) -> list[ElementTree.Element]:
@@ -55,16 +55,17 @@ def test_the_intensity_plot_has_a_point_for_each_repeat_and_subject() -> None:
 
 def test_the_sweep_is_a_scatter_of_the_best_peer_coloured_by_k_over_n() -> None:
     cases = [(1, 4096, 64, 0.5), (300, 64, 4096, 2.0), (8192, 512, 512, 1.0)]
-    rows = [product(*case).to_json() for case in cases] + [product(7, 64, 64, 1.0, "dense").to_json()]
+    rows = [product(*case).to_json() for case in cases] + [product(7, 64, 64, 1.0, "bfloat16").to_json()]
     found = plots.plots(rows)
-    assert set(found) == {"sweep-cuda-int4-bfloat16.svg", "sweep-cuda-dense-bfloat16.svg"}
-    first, second, third = circles(found["sweep-cuda-int4-bfloat16.svg"])
+    assert set(found) == {"sweep-cuda-int4.svg", "sweep-cuda-bfloat16.svg"}
+    first, second, third = circles(found["sweep-cuda-int4.svg"])
     assert first.attrib["fill"] == "#{:02x}{:02x}{:02x}".format(*plots.FEW)
     assert second.attrib["fill"] == "#{:02x}{:02x}{:02x}".format(*plots.MANY)
     across = [float(mark.attrib["cx"]) for mark in (first, second, third)]
     assert (across[1] - across[0]) / (across[2] - across[0]) == pytest.approx(math.log(300, 8192), abs=1e-2)
     assert float(second.attrib["cy"]) < float(third.attrib["cy"]) < float(first.attrib["cy"])
-    (one,) = circles(found["sweep-cuda-dense-bfloat16.svg"])
+    (one,) = circles(found["sweep-cuda-bfloat16.svg"])
+    assert len(circles(plots.panels(list(found.values())))) == 4
     assert "1.00: M=7, N=64, K=64" in "".join(one.itertext())
 
 

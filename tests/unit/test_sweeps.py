@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 import random
 import runpy
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 import jitgen
 from bench import prebuild, products, reductions, sweep
-from bench.measurement import Bench, Measurement
+from bench.measurement import MOST_ERROR, Bench, Measurement
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.schedules import cuda
 
@@ -21,19 +23,79 @@ GPU = Bench("cuda", 2**26, 0.1, False, 1, None, 7, 200)
 
 def test_a_sweep_has_any_numbers_of_rows_and_sides_of_which_half_have_a_large_odd_factor() -> None:
     drawn = list(sweep.cases(GPU))
-    rows = [count for _, count in drawn]
+    rows = [case.rows for case in drawn]
     assert {count % 2 for count in rows} == {0, 1}
     assert 1 <= min(rows) <= 2
     assert 7000 < max(rows) <= sweep.MOST_ROWS
-    lengths = {format: [p.shape[1] for p, _ in drawn if p.format == format] for format in sweep.FORMATS}
-    columns = [p.shape[0] for p, _ in drawn]
-    assert all(size % 8 == 0 and 64 <= size <= 60_416 for size in (*columns, *lengths[None]))
-    assert any(size % 64 for size in lengths[None])
-    assert not any(size % products.GROUP for size in lengths["int4"])
-    assert {product.group for product, _ in drawn if product.format} == set(sweep.GROUP_SIZES)
-    odd = sum(size % 256 != 0 for size in columns) / len(columns)
+    products = [case for case in drawn if case.kind != "attention"]
+    assert all(64 <= size <= 60_416 and size % 8 == 0 for case in products for size in case.shape[-2:])
+    assert any(case.length % 64 for case in products if case.kind in sweep.DENSE)
+    quantised = [case for case in products if case.kind in sweep.FORMATS]
+    assert {case.group for case in quantised} == set(sweep.GROUP_SIZES)
+    assert all(case.length % case.group == 0 for case in quantised if case.group)
+    odd = sum(case.columns % 256 != 0 for case in products) / len(products)
     assert 0.4 < odd < 0.6
     assert list(sweep.cases(GPU)) == drawn, "a seed stands for its cases"
+
+
+def test_any_beginning_of_a_sweep_has_every_kind_with_few_and_many_rows() -> None:
+    drawn = list(sweep.cases(dataclasses.replace(GPU, cases=3 * len(sweep.CYCLE["cuda"]))))
+    for kind in set(sweep.CYCLE["cuda"]):
+        rows = sorted(case.rows for case in drawn if case.kind == kind)
+        assert len(rows) >= 6
+        assert rows[0] < 30
+        assert rows[-1] > 500
+        assert any(case.epilogue for case in drawn if case.kind == kind) == (kind not in ("attention", "batched"))
+
+
+@pytest.mark.parametrize("kind", sorted({*sweep.CYCLE["cuda"]}))
+def test_what_is_compiled_ahead_of_a_case_has_specs(kind: str) -> None:
+    case = sweep.draw(random.Random(kind), kind, 37, "cuda", True)
+    for function, specs in case.calls():
+        assert jitgen.jit(backend="cuda")(function).lower(*specs, target="sm_90a").kernels
+    assert sweep.kind_of({"name": str(case)}) == kind
+    assert case.shape[-3] == case.rows
+
+
+def test_a_case_that_fails_or_is_wrong_has_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(case: sweep.Case, bench: Bench) -> Iterator[Measurement]:
+        if case.kind == "float32":
+            raise ValueError("why")
+        times = {"jitgen": 1e-6, "F.linear": 2e-6}
+        error = math.nan if case.rows < 100 else 1e-6
+        yield Measurement("sweep", str(case), "cpu", "cpp", "float32", case.shape, times, error)
+
+    monkeypatch.setattr(sweep.Case, "measured", measured)
+    found = list(sweep.run(Bench("cpu", 2**16, 0.1, False, 1, None, 7, 12)))
+    assert len(found) == 12
+    rows = [each.to_json() for each in found]
+    for row in rows:
+        expected = "failed: ValueError: why" if row["name"].startswith("float32") else ""
+        expected = expected or ("wrong: an error of nan" if row["shape"][-3] < 100 else "")
+        assert sweep.failure_of(row) == expected
+        assert bool(row["ratios"]) == (not expected)
+    table = {line[0]: line for line in sweep.tabulated(rows) if line[2] == "all"}
+    assert table["float32"][3:] == ("6", "-", "-", "-", "-", "6")
+    wrong = sum(row["name"].startswith("int4") and row["shape"][-3] < 100 for row in rows)
+    assert table["int4"][3:] == ("6", "2.00", "2.00", "2.00", "100%", str(wrong))
+    assert any("failed: ValueError: why" in line for line in sweep.summary(found))
+
+
+def test_a_sweep_measures_products_with_and_without_their_epilogue() -> None:
+    tiny = Bench("cpu", 2**10, 0.001, False, 1)
+    case = sweep.Case("int4", 5, 64, 64, torch.float32, 32, epilogue=True)
+    bare, fused = case.measured(tiny)
+    assert (bare.group, fused.group) == (sweep.SWEEP, sweep.EPILOGUES)
+    assert set(fused.seconds) == {"jitgen", "bare", "F.linear and the rest"}
+    for found in (bare, fused):
+        assert found.error is not None
+        assert found.error < MOST_ERROR[torch.float32]
+    ((kind, backend, count, *_),) = sweep.epilogues([fused.to_json()])
+    assert (kind, backend, count) == ("int4", "cpp", "1")
+
+
+def test_no_case_begins_after_the_seconds_of_a_sweep() -> None:
+    assert not list(sweep.run(Bench("cpu", 2**16, 0.1, False, 1, seconds=-1.0)))
 
 
 def test_a_sweep_of_reductions_has_odd_rows_and_columns_of_every_magnitude() -> None:
