@@ -20,7 +20,7 @@ from jitgen.gradients.rules import RULES, reads
 from jitgen.gradients.structured import DERIVATIVES
 from jitgen.gradients.weights import Weighted, recognised
 from jitgen.ir import symbols
-from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, differentiated, is_detached
+from jitgen.ir.custom_gradients import SAVED_VIEW, TRANSPARENT, differentiated, is_detached
 from jitgen.ir.graph import Builder, Graph, Node, equal_sizes, topological, walked
 from jitgen.ir.nodes import CONTRACT, CUSTOM_GRADIENT, DEQUANTIZE, INPUT, PHILOX, REDUCE, VIEW
 from jitgen.spec import DTYPES
@@ -249,7 +249,7 @@ def without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
     while stack:
         node = stack[-1]
         is_mark = is_detached(node) or node.kind is CUSTOM_GRADIENT
-        is_mark |= node.kind is VIEW and node.attrs in (SAVED_VIEW, SHARED_EXTREMUM)
+        is_mark |= node.kind is VIEW and node.attrs in TRANSPARENT
         read = node.inputs[:1] if is_mark else node.inputs
         waiting = [child for child in read if id(child) not in replaced]
         if waiting:

@@ -17,7 +17,7 @@ import torch
 
 from jitgen.gradients.values import Value, fn
 from jitgen.ir import symbols
-from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM, UNTRACKED_VIEW, with_gradient
+from jitgen.ir.custom_gradients import TRANSPARENT, UNTRACKED_VIEW, with_gradient
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import BITS, CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
 from jitgen.ir.ops import OPS, OWN_FLOPS
@@ -159,7 +159,7 @@ class Replay:
             return source.expand(tuple(map(self.size, shape)))
         if kind == "reshape":
             return source.reshape(tuple(map(self.size, shape)))
-        if attrs in (SAVED_VIEW, SHARED_EXTREMUM):
+        if attrs in TRANSPARENT:
             return source
         if attrs == UNTRACKED_VIEW:
             if isinstance(source, Value):

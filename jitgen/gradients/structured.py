@@ -16,7 +16,7 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.values import Functions, Value, fn
 from jitgen.ir.convolutions import convolve
-from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM
+from jitgen.ir.custom_gradients import PRODUCT_OF_ALL, SHARED_EXTREMUM, TRANSPARENT
 from jitgen.ir.equations import LENGTHS_OF_GROUPS, axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
@@ -121,7 +121,7 @@ def _view(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
     if kind == "expand":
         dims = [dim for dim, size in enumerate(source.shape) if size == 1 and node.shape[dim] != 1]
         return {0: g.sum(dims, keepdim=True) if dims else g}
-    if node.attrs in (SAVED_VIEW, SHARED_EXTREMUM):
+    if node.attrs in TRANSPARENT:
         return {0: g}
     return {0: _unsliced(node, g, at)}
 
@@ -186,7 +186,8 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
         return {0: g.expand(at.shape(node.inputs[0]))}
     a, out = at.value(node.inputs[0]).to(g.dtype), at.value(node).to(g.dtype)
     if kind == "prod":
-        return {0: _product(g, a, out, dims)}
+        of_all = node.inputs[0].attrs == PRODUCT_OF_ALL
+        return {0: _product(g, a, out, dims, of_all and not g.functions.trace.differentiable)}
     if at.has_other_sums(node.inputs[0]):
         selected = fn.where(_first_extremum(a, kind, dims), g, 0.0)
     else:
@@ -197,10 +198,14 @@ def _reduce(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradie
     return {0: selected if node.inputs[0].attrs == SHARED_EXTREMUM else fn.where(fn.isnan(out), out, selected)}
 
 
-def _product(g: Any, a: Any, out: Any, dims: Sequence[int]) -> Any:
+def _product(g: Any, a: Any, out: Any, dims: Sequence[int], has_zeros: bool) -> Any:
     """Computes ``g`` times the product of the other elements: the whole product divided by the element, unless one of
-    the tensor is zero. Then it is that of the elements before and of those behind; a NaN has no effect where two
-    elements of all are zero."""
+    the tensor is zero. Then it is that of the elements before and of those behind.
+
+    Args:
+        has_zeros: whether all gradients are 0 where two elements are, be others NaN: those of ``torch.prod(x)``, unless
+            the backward is differentiated.
+    """
     zero = a == 0
     order = [*(dim for dim in range(a.dim()) if dim not in dims), *dims]
     moved = a.permute(order)
@@ -208,9 +213,8 @@ def _product(g: Any, a: Any, out: Any, dims: Sequence[int]) -> Any:
     others = _before(rows) * _before(rows.flip(-1)).flip(-1)
     others = others.reshape(moved.shape).permute([order.index(dim) for dim in range(a.dim())])
     zeros = zero.sum()
-    if len(dims) == a.dim():
-        others = fn.where((zeros > 1) & fn.isnan(others), 0.0, others)
-    return fn.where(zeros == 0, g * (out / fn.where(zero, 1.0, a)), g * others)
+    by_others = fn.where(zeros > 1, 0.0, g * others) if has_zeros else g * others
+    return fn.where(zeros == 0, g * (out / fn.where(zero, 1.0, a)), by_others)
 
 
 def _before(rows: Any) -> Any:
@@ -241,6 +245,8 @@ def _scan(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradient
     kind, dim, reverse = node.attrs
     if kind == "sum":
         return {0: g.cumsum(dim) if reverse else g.flip(dim).cumsum(dim).flip(dim)}
+    if kind == "prod" and node.shape[dim] == 1:
+        return {0: g}
     if kind in ("prod", "logsumexp"):
         rule = _cumulative_product if kind == "prod" else _cumulative_logsumexp
         a, out = (at.value(node_).to(g.dtype) for node_ in (node.inputs[0], node))

@@ -31,6 +31,10 @@ SAVED_VIEW = ("saved",)
 """Attrs of a view that is its operand: a mark that the forward saves this value for its backward."""
 SHARED_EXTREMUM = ("shared",)
 """Attrs of a view that is its operand: a mark that the NaNs of a row share the gradient of its extremum."""
+PRODUCT_OF_ALL = ("product_of_all",)
+"""Attrs of a view that is its operand: a mark that ``torch.prod(x)`` multiplies all its elements."""
+TRANSPARENT = (SAVED_VIEW, SHARED_EXTREMUM, PRODUCT_OF_ALL)
+"""Attrs of the marks that gradients flow through."""
 
 
 def is_detached(node: Node) -> bool:

@@ -19,7 +19,7 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, one_along, reduced_dims
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace.derivatives import derived, shared, with_gradient
+from jitgen.trace.derivatives import derived, product_of_all, shared, with_gradient
 from jitgen.trace.gathers import gather
 from jitgen.trace.movement import dimensions, flatten, squeezed, unsqueeze
 from jitgen.trace.numbers import unwrap
@@ -94,8 +94,13 @@ def sum_(trace: Trace, input: Node, dim: Dims = None, keepdim: bool = False, *, 
 
 def _accumulated(trace: Trace, kind: str, input: Node, dim: Dims, keepdim: bool, dtype: Any) -> Node:
     dims = dims_of(input, dim)
-    name = dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
-    return squeeze_reduced(trace, reduce(trace, kind, trace.cast(input, name), dims), dims, keepdim)
+    input = trace.cast(input, _accumulated_dtype(input, dtype))
+    return squeeze_reduced(trace, reduce(trace, kind, input, dims), dims, keepdim)
+
+
+def _accumulated_dtype(input: Node, dtype: torch.dtype | None) -> str:
+    """Returns the dtype of a sum or product: ``dtype``, else that of ``input``, or int64 of integers and bool."""
+    return dtype_name(dtype) if dtype else input.dtype if DTYPES[input.dtype].is_floating_point else "int64"
 
 
 @row("mean")
@@ -114,7 +119,13 @@ def _number(value: Any) -> Any:
 
 @row("prod")
 def prod(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
-    return _accumulated(trace, "prod", input, dim, keepdim, dtype)
+    if dim is not None or not input.shape:
+        return _accumulated(trace, "prod", input, dim, keepdim, dtype)
+    input = trace.cast(input, _accumulated_dtype(input, dtype))
+    if all(size == 1 for size in input.shape):  # one element has the gradient of a product, not of a copy
+        input = flatten(trace, input)
+    dims = dims_of(input, None)
+    return squeeze_reduced(trace, reduce(trace, "prod", product_of_all(trace, input), dims), dims)
 
 
 def _extremum(

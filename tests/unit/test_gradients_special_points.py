@@ -408,9 +408,14 @@ WITH_NANS: dict[str, Callable[..., Any]] = {
     "prod of columns": lambda x: x.prod(0, keepdim=True),
     "prod of all": torch.prod,
     "prod of one row": lambda x: x[4:].prod(-1),
-    "prod of all of a row": lambda x: x[5].prod(),
+    "prod of all of a row": lambda x: x[7].prod(),
+    "prod of a tensor of one dimension": lambda x: x[7].prod(0),
+    "prod of all of one row": lambda x: x[7:8].prod(),
+    "prod of all of one element": lambda x: x[4:5, :1].prod(),
+    "prod along a size of 1": lambda x: x[3:4].prod(0),
     "cumprod": lambda x: x.cumprod(-1),
     "cumprod of columns": lambda x: x.cumprod(0),
+    "cumprod along a size of 1": lambda x: x[7:8].cumprod(0),
     "logcumsumexp": lambda x: x.logcumsumexp(-1),
 }
 ZEROS = [[INF, 0.0, 2.0, NAN], [0.0, 0.0, NAN, INF], [INF, -0.5, 0.0, 3.0], [0.0, INF, 0.0, NAN], [2.0, -0.0, 1.0, 3.0]]
