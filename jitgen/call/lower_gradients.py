@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from jitgen import events, lowering, pipeline
+from jitgen.call import integers
 from jitgen.call.derivative import Derivative
 from jitgen.call.resolver import Resolver, ResolverOfBackward
 from jitgen.call.signature import Call
@@ -100,5 +101,6 @@ def _lowered(
     resolver: Resolver, graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], route: Route
 ) -> lowering.Lowered:
     lowered = pipeline.lower(graph, environment, memory, route)
+    integers.check(lowered.program.kernels, environment)
     events.publish(CallEvent(graph, lowered, environment, memory, resolver.routing.requested))
     return lowered

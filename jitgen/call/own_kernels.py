@@ -29,7 +29,7 @@ from jitgen.call.opaque import followed_as
 from jitgen.call.resolver import MANY_TRACES
 from jitgen.call.table import Table
 from jitgen.codegen.python import PythonFunction
-from jitgen.errors import JitgenError, NumberRangeError, SharedMemoryError, TraceError, UnsupportedError
+from jitgen.errors import JitgenError, SharedMemoryError, TraceError, UnsupportedError
 from jitgen.runtime.overlap import is_same
 from jitgen.runtime.zones import Zones
 from jitgen.trace.kernels.c_kernel import CKernel, of_launch
@@ -289,10 +289,6 @@ class ConfiguredKernel:
 
     def lower(self, *arguments: Any, target: str | None = None) -> Any:
         """Lowers a launch, with tensors or specs: see ``JitFunction.lower``."""
-        for parameter, argument in zip(self.kernel.definition.parameters, arguments, strict=False):
-            if beyond := self.kernel.beyond(parameter, argument):
-                words, remedy = beyond
-                raise NumberRangeError(f"{self.kernel.name}: {words}{quote(user_location())}\n  {remedy}")
         return self._function_of(None).lower(*arguments, target=target)
 
     def _function_of(self, places: tuple[int, ...] | None) -> Any:

@@ -17,6 +17,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jitgen import inspect, pipeline, settings
+from jitgen.call import integers
+from jitgen.call.integers import with_launch
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.draws import offsets_drawn
@@ -28,7 +30,7 @@ from jitgen.kernel.launch import OVERLAPS
 from jitgen.lowering import Lowered, Partitioned, Route
 from jitgen.pipeline import BuiltKernel
 from jitgen.runtime import loaded, overlap
-from jitgen.runtime.launcher import Allocation, IntegerRange, LaunchSpec, Step, View, make_launcher
+from jitgen.runtime.launcher import Allocation, LaunchSpec, Step, View, make_launcher
 from jitgen.spec import DTYPES
 from jitgen.store import Store
 from jitgen.trace.traced import Output, Sizes, Traced
@@ -107,6 +109,7 @@ class Specialization:
     def lower(self, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]) -> Lowered:
         """Lowers a call to its kernels: see ``pipeline.lower``."""
         lowered = pipeline.lower(self.traced.graph, environment, memory, self.route, out, self.partitions)
+        integers.check(lowered.program.kernels, environment)
         if lowered.partitioned not in self.partitions:
             self.partitions.append(lowered.partitioned)
         return lowered
@@ -261,16 +264,19 @@ class Specialization:
                 continue
             scalars = tuple(_text(expr, environment) for expr, _ in built.kernel.scalars)
             formats = "".join(_FORMATS[dtype] for _, dtype in built.kernel.scalars)
+            ranges = tuple(
+                (_text(value, environment), own)
+                for value, own in integers.ranges_of(built.kernel)
+                if any(map(symbols.is_known_at_the_call, symbols.symbols_of(value)))
+            )
             if lowered.route.compiler == "load_inline":
-                step = self._operator_step(lowered, number, built, scalars)
-                yield replace(step, ranges=tuple(_ranges(built.kernel, environment)))
+                yield replace(self._operator_step(lowered, number, built, scalars), ranges=ranges)
                 continue
             make = {"cpu": self._cpu_step, "cuda": self._cuda_step, "interpreter": self._interpreter_step}
             kind = lowered.route.target.kind
             if kind not in make:
                 raise UnsupportedError(f"kernels for {lowered.route.target} can be compiled here but not run")
             step = make[kind](lowered, number, built, scalars, formats, device)
-            ranges = tuple(_ranges(built.kernel, environment))
             yield replace(step, guarded=guarded(built.kernel), ranges=ranges)
 
     def _cpu_step(
@@ -387,7 +393,7 @@ class Specialization:
             (built.key, None, "", 0),
             lambda: interpreter.load(built.artifact.text("kernel.py"), meta["entry"], meta["signature"]),
         )
-        grid, name = lowered.launch(number).grid, _with_launch(lowered.program.kernels[number])
+        grid, name = lowered.launch(number).grid, with_launch(lowered.program.kernels[number])
         return Step(
             "interpreter",
             lambda *values: kernel(name, grid, *values),
@@ -406,44 +412,7 @@ def guarded(kernel: Kernel) -> str:
     launched = kernel.bodies[0].instructions[:1]
     if not launched or launched[0].op != "launch" or settings.get("JITGEN_DEBUG") < settings.BOUNDED_WAITS:
         return ""
-    return _with_launch(kernel)
-
-
-def _ranges(kernel: Kernel, environment: Mapping[str, Any]) -> Iterator[IntegerRange]:
-    """Yields the ranges of integers that a user's kernel in CUDA C++ or C++ takes at each call; those that are sizes
-    are checked at once.
-
-    Raises:
-        NumberRangeError: the kernel's parameter does not hold one of these.
-    """
-    launched = kernel.bodies[0].instructions[:1]
-    if not launched or launched[0].op != "launch":
-        return
-    from jitgen.codegen.c_text.definition import definition_of
-    from jitgen.codegen.c_text.types import range_of
-    from jitgen.ir.launches import TRITON, UNSPECIALIZED
-
-    if launched[0].attr.attrs.kernel.language == TRITON:
-        return
-    attrs = launched[0].attr.attrs
-    definition = definition_of(attrs.kernel.text, attrs.kernel.entry, language=attrs.kernel.language)
-    declared = {parameter.name: parameter for parameter in definition.parameters}
-    for name, how, value in attrs.parameters:
-        bounds = range_of(definition.type_of(declared[name])) if how == UNSPECIALIZED else None
-        if bounds is None:
-            continue
-        own = IntegerRange(_text(value, environment), *bounds, f"{_with_launch(kernel)}: {declared[name]}")
-        if any(map(symbols.is_known_at_the_call, symbols.symbols_of(value))):
-            yield own
-        else:
-            own.check(int(symbols.evaluate(value, environment)))
-
-
-def _with_launch(kernel: Kernel) -> str:
-    """Returns the name of ``kernel``, with the line that launches it where a user wrote it."""
-    launched = kernel.bodies[0].instructions[:1]
-    location = launched[0].location if launched and launched[0].op == "launch" else None
-    return f"{kernel.name}: the kernel launched at {location}" if location else kernel.name
+    return with_launch(kernel)
 
 
 _LEAF = pytree.tree_flatten(0)[1]

@@ -47,22 +47,21 @@ class IntegerRange:
     """Describes the integers that a parameter of a user's kernel holds.
 
     Attributes:
-        text: of the number that is passed, over ``a0``, ``a1``, ...
-        least, greatest: that the parameter's type has.
         words: kernel, parameter and line, for the refusal of another one.
+        least, greatest: that the parameter's type has.
     """
 
-    text: str
+    words: str
     least: int
     greatest: int
-    words: str
 
     def check(self, number: int) -> None:
         """Raises NumberRangeError where the parameter does not hold ``number``."""
         if not self.least <= number <= self.greatest:
+            wider = "" if self.greatest == torch.iinfo(torch.int64).max else ", or give the parameter a wider type"
             raise NumberRangeError(
                 f"{self.words} holds {self.least} to {self.greatest}, and {number} is given\n"
-                "  pass a number within it, or give the parameter a wider type"
+                f"  pass a number within it{wider}"
             )
 
 
@@ -83,7 +82,8 @@ class Step:
         leading, trailing: operator: text of the integer scalars, before and after ``constants``.
         grid: operator: its launch.
         maps: cuda: the tensor maps that are the kernel's first parameters, in order.
-        ranges: of integers that a user's kernel in C++ takes at each call, which it would narrow.
+        ranges: of each integer that a user's kernel in C++ takes at each call, and would narrow: its text over ``a0``,
+            ``a1``, ..., and what its parameter holds.
         guarded: the name of a kernel that may write outside of its tensors, whose zones are checked (``zones.py``);
             empty for others.
         checked: cpu: for each region the user's lines whose indices it checks; empty where the kernel checks none. What
@@ -104,7 +104,7 @@ class Step:
     grid: tuple[int, ...] = ()
     maps: tuple[TensorMap, ...] = ()
     checked: tuple[tuple[str, ...], ...] = ()
-    ranges: tuple[IntegerRange, ...] = ()
+    ranges: tuple[tuple[str, IntegerRange], ...] = ()
     guarded: str = ""
 
 
@@ -189,10 +189,9 @@ class _Writer:
         parameters = [*self.buffers, *self.pointers.values(), *(f"a{i}" for i in range(spec.numbers))]
         parameters += [f"{kind}{index}" for kind in "oq" for index in sorted(spec.caller_outputs)]
         self._refuse_updates()
-        for number, own in enumerate(own for step in spec.steps for own in step.ranges):
+        for number, (text, own) in enumerate(pair for step in spec.steps for pair in step.ranges):
             self.names[f"range{number}"] = own
-            is_beyond = f"not {own.least} <= {own.text} <= {own.greatest}"
-            self.lines.append(f"if {is_beyond}: range{number}.check({own.text})")
+            self.lines.append(f"if not {own.least} <= {text} <= {own.greatest}: range{number}.check({text})")
         if any(step.guarded for step in spec.steps):
             self.names["zones_of"] = functools.partial(Zones, spec.device)
             self.lines += ["zones = zones_of()", "empty = zones.empty"]

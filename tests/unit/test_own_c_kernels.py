@@ -883,14 +883,21 @@ def test_an_integer_that_a_parameter_does_not_hold_is_refused() -> None:
             for launch in (stored, stored.lower):
                 with refused(-end, end - 1, number):
                     launch(x, number, 1)
-            with refused(-end, end - 1, number):
-                function(x, number)
+            for call in (function, function.lower):
+                with refused(-end, end - 1, number):
+                    call(x, number)
         for number in (-1, 256):
             with refused(0, 255, number):
                 stored(x, 1, number)
         with refused(0, 255, 256):
             function(torch.zeros(256, dtype=torch.int64), 1)
     assert x[0] == 2 * (end - 1 + 255 - end + 4)
+    wide = jitgen.cpp_kernel('extern "C" void wide(int64_t* x, uint64_t n) { x[0] = n; }', "wide")
+    wide(x, 2**63 - 1)
+    assert x[0] == 2**63 - 1
+    for call in (wide, wide.lower):
+        with pytest.raises(NumberRangeError, match=rf"uint64_t n .* holds 0 to {2**63 - 1}.*\n  pass a number within it$"):
+            call(x, -1)
     kernel = jitgen.cuda_kernel("__global__ void fill(float* x, int n) { x[0] = n; }", "fill")
     with pytest.raises(NumberRangeError, match=r"fill.*int n"):
         kernel[1, 1].lower(jitgen.TensorSpec((5,), torch.float32), 2**32, target="sm_90a")

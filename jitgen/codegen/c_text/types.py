@@ -58,12 +58,12 @@ def is_integer(type_name: str) -> bool | None:
 
 
 def range_of(type_name: str) -> tuple[int, int] | None:
-    """Returns the least and the greatest number of an integer type; None for bool, which takes any, and for types of
-    which nobody can tell."""
+    """Returns the least and the greatest number of an integer type, as far as int64 has them, which numbers of calls
+    are; None for bool, which takes any, and for types of which nobody can tell."""
     type_name = _without_std(type_name)
     for dtype, names in _INTEGERS.items():
         if type_name in names and dtype != "bool":
             bits = int(dtype.lstrip("uint"))
             return (0, 2**bits - 1) if dtype == "uint8" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     unsigned = next((dtype for dtype, names in _UNSIGNED.items() if type_name in names), None)
-    return None if unsigned is None else (0, 2 ** int(unsigned.lstrip("int")) - 1)
+    return None if unsigned is None else (0, 2 ** min(int(unsigned.lstrip("int")), 63) - 1)

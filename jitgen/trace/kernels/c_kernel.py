@@ -20,8 +20,8 @@ import torch
 
 from jitgen.codegen.c_text.definition import Definition, Parameter, definition_of
 from jitgen.codegen.c_text.files import MOST_HEADERS, includes_of, is_harmless_flag, note_file, without_markers
-from jitgen.codegen.c_text.types import dtypes_of, is_integer, range_of
-from jitgen.errors import NumberRangeError, UnsupportedError
+from jitgen.codegen.c_text.types import dtypes_of, is_integer
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.attributes import KernelText
 from jitgen.ir.launches import DOUBLE, TENSOR, UNSPECIALIZED
@@ -32,8 +32,6 @@ from jitgen.trace.table import of_lists
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
-IN_RANGE = "pass a number within it, or give the parameter a wider type"
-"""What to do about an integer that a parameter does not hold."""
 _SUFFIXES = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp")
 
 
@@ -156,14 +154,6 @@ class CKernel:
 
     def _is_float(self, parameter: Parameter) -> bool:
         return is_integer(self.definition.type_of(parameter)) is False
-
-    def beyond(self, parameter: Parameter, number: Any) -> tuple[str, str] | None:
-        """Returns what is wrong, and the remedy, where ``parameter`` would narrow the integer ``number``; else None."""
-        bounds = range_of(self.definition.type_of(parameter))
-        if bounds is None or not isinstance(number, int) or bounds[0] <= number <= bounds[1]:
-            return None
-        where, words = self.where(parameter.start), f"which holds {bounds[0]} to {bounds[1]}"
-        return f"{parameter.name} is {parameter} in {where}, {words}, and {number} is given", IN_RANGE
 
     def check_count(self, arguments: Sequence[Any]) -> None:
         """Raises UnsupportedError where a launch has another number of arguments than the kernel has parameters."""
@@ -317,9 +307,6 @@ class _Launch(Launch):
             raise self.wrong(f"{name} is the number {parameter} in {where}, and {_words(value)} is given")
         if kind == "float" and is_integer(definition.type_of(parameter)):
             raise self.wrong(f"{name} is the integer {parameter} in {where}, and {_words(value)} is given")
-        beyond = self.kernel.beyond(parameter, self.trace_.guards.hint(expr))
-        if beyond:
-            raise NumberRangeError(str(self.refused(*beyond)))
         return name, UNSPECIALIZED if kind == "int" else DOUBLE, expr
 
 
