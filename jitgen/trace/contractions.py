@@ -273,30 +273,46 @@ WEIGHT_IN_EINSUM = (
 
 @row("einsum", weights=True, view=True)
 def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
-    """Computes an einsum of one or two operands. A dimension of one operand alone that the result lacks is summed
-    first; without one, what an einsum of one operand returns is a view of it."""
+    """Computes an einsum. A dimension of one operand alone that the result lacks is summed first; without one, what an
+    einsum of one operand returns is a view of it.
+
+    Operands are multiplied from left to right, as torch does without the package opt_einsum, but for one that shares no
+    dimension with what is multiplied before: it waits for the others.
+    """
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     inputs, result = _parsed(equation, [len(operand.shape) for operand in operands])
-    if len(operands) > 2:
-        raise UnsupportedError(
-            f"einsum of {len(operands)} operands is not supported; write it as einsums of two, in the order you want"
-        )
     if len(operands) == 1 and operands[0].is_weight:
         raise UnsupportedError(WEIGHT_IN_EINSUM)
-    nodes = []
+    terms = []
     for position, (names, node) in enumerate(zip(inputs, operands, strict=True)):
         others = set(result).union(*(other for number, other in enumerate(inputs) if number != position))
         names, node = _diagonals(trace, names, node)
-        nodes.append(_sum_unshared(trace, names, node, others))
-    if len(nodes) == 1:
-        return _ordered(trace, *nodes[0], result)
-    if nodes[0][1].is_weight:  # the activation comes first
-        nodes.reverse()
-    (left, x), (right, weight) = nodes
+        terms.append(_sum_unshared(trace, names, node, others))
+    names, node = terms.pop(0)
+    if not terms:
+        return _ordered(trace, names, node, result)
+    while terms:
+        connected = (number for number, (others, _) in enumerate(terms) if set(others) & set(names))
+        others, factor = terms.pop(next(connected, 0))
+        needed = set(result).union(*(later for later, _ in terms))
+        product = [name for name in dict.fromkeys([*names, *others]) if name in needed] if terms else result
+        names, node = product, _product_of(trace, (names, node), (others, factor), product)
+    return node
+
+
+_Term = tuple[list[str], Node]
+"""The names of an operand's dimensions, and the operand."""
+
+
+def _product_of(trace: Trace, first: _Term, second: _Term, result: list[str]) -> Node:
+    """Multiplies two operands, and sums over the dimensions of both that ``result`` lacks."""
+    if first[1].is_weight:  # the activation comes first
+        first, second = second, first
+    (left, x), (right, weight) = first, second
     if weight.is_weight and not _is_product_of_weight(left, x, right, weight, result):
         raise UnsupportedError(WEIGHT_IN_EINSUM)
-    sizes = _sizes_of(trace, [(left, x), (right, weight)])
+    sizes = _sizes_of(trace, [first, second])
     batch = [name for name in result if name in left and name in right]
     summed = [name for name in left if name in right and name not in result]
     rows = [name for name in left if name not in right]
@@ -393,7 +409,7 @@ def _sum_unshared(trace: Trace, names: list[str], node: Node, others: set[str]) 
     return [name for name in names if name in others], total
 
 
-def _sizes_of(trace: Trace, operands: list[tuple[list[str], Node]]) -> dict[str, Any]:
+def _sizes_of(trace: Trace, operands: list[_Term]) -> dict[str, Any]:
     """Returns the size of each name. A size of 1 broadcasts to the size of the other operand."""
     sizes: dict[str, Any] = {}
     for names, node in operands:

@@ -17,9 +17,10 @@ from typing import Any
 
 from jitgen.errors import TraceError
 from jitgen.trace.journal import LRU_CACHE, Change
+from jitgen.trace.kept import contained
 from jitgen.trace.location import quote
 from jitgen.trace.mentions import line_of_change
-from jitgen.trace.proxy import TensorProxy
+from jitgen.trace.proxy import TRACED, TensorProxy
 
 MAX_REACHED = 10_000
 """Objects that a search within a returned object looks at."""
@@ -45,7 +46,7 @@ def check(
         caches: functions with caches that it may have called.
 
     Raises:
-        TraceError: it keeps one, or returns an iterator or a coroutine.
+        TraceError: it keeps one, or its text, or returns a text, an iterator or a coroutine.
     """
     code = getattr(function, "__code__", None)
     line = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
@@ -57,6 +58,7 @@ def check(
                 f"{name} returns {_a(leaf)}, which would run outside of the kernels{quote(line)}\n"
                 "  return a tuple or a list"
             )
+    _refuse_texts(name, returned, changes, codes, line)
     alive = kept(handed_out)
     if not alive:
         return
@@ -77,6 +79,25 @@ def check(
     line = (attribute and line_of_change(codes, attribute)) or _made_at(value) or line
     _release(alive, caches)
     raise TraceError(_kept(name, value, where, line))
+
+
+def _refuse_texts(
+    name: str, returned: Sequence[Any], changes: Sequence[Change], codes: Sequence[types.CodeType], line: str | None
+) -> None:
+    """Raises TraceError where the text of a tensor of the trace is returned or kept, which later calls would have in
+    place of one with the tensor's values."""
+    remedy = "return the tensor, and make a text of the result of the call"
+    if any(isinstance(leaf, str) and TRACED in leaf for leaf in returned):
+        raise TraceError(f"{name} returns the text of a tensor, which has no values yet{quote(line)}\n  {remedy}")
+    for change in changes:
+        for key in change.keys:
+            values = contained(change.new.get(key))
+            names = [name for value in values if isinstance(value, dict) for name in value]
+            if any(isinstance(value, str) and TRACED in value for value in (key, *values, *names)):
+                raise TraceError(
+                    f"{name} keeps the text of a tensor in {change.where(key)}, which has no values yet"
+                    f"{quote(line_of_change(codes, change.name) or line)}\n  {remedy}"
+                )
 
 
 def kept(handed_out: Iterable[weakref.ref[Any]]) -> list[Any]:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 
+TRACED = "<a tensor whose values are not known before its kernel runs"
+"""The beginning of the text of a tensor of the trace, which a function may print, and may not return or keep."""
+
+
 class Memory:
     """Represents the memory of a tensor of the trace, which its views share.
 
@@ -123,7 +127,11 @@ class TensorProxy(fx.Proxy):
         return self._leave("pickled", "pickle it outside the decorated function")
 
     def __repr__(self) -> str:
-        return f"TensorProxy({self.value.dtype}, {self.value.shape})"
+        shape = tuple(map(self.owner.guards.hint, self.value.shape))
+        return f"{TRACED}, shape {shape}, dtype {self.value.dtype}>"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)  # what a number of it would be formatted by
 
     def __hash__(self) -> int:
         self.owner.guards.asks_identity = True

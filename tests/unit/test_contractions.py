@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -368,6 +368,7 @@ INTEGER_PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...
     "einsum": (lambda a, b: torch.einsum("bij,bkj->bki", a, b), ((2, 5, 30), (2, 7, 30))),
     "einsum of sums": (lambda a, b: torch.einsum("ij,kl->il", a, b), ((3, 4), (5, 6))),
     "einsum of one": (lambda a: torch.einsum("ij->j", a), ((3, 40),)),
+    "einsum of three": (lambda a, b, c: torch.einsum("ij,kl,jk->il", a, b, c), ((3, 4), (5, 6), (4, 5))),
     "no terms": (lambda a, b: a @ b, ((3, 0), (0, 4))),
 }
 
@@ -386,6 +387,30 @@ def test_integer_products_wrap_around_in_their_dtype(name: str, dtype: torch.dty
     found, wanted = jitgen.jit(function)(*arguments), function(*arguments)
     assert found.dtype == wanted.dtype
     assert torch.equal(found, wanted)
+
+
+OF_MORE = [
+    ("...ij,...jk,...kl->...il", ((2, 3, 4), (1, 4, 5), (2, 5, 6))),
+    ("ij,jk,kl,lm,mn", ((2, 3), (3, 4), (4, 5), (5, 6), (6, 7))),
+    ("ij,j,jk->ik", ((2, 3), (1,), (3, 4))),
+    ("ii,kl,ij->j", ((3, 3), (2, 1), (3, 4))),
+    ("ij,ij,ij->", ((3, 4), (3, 4), (3, 4))),
+    ("ij,jk,kl->il", ((3, 0), (0, 5), (5, 6))),
+]
+
+
+@pytest.mark.parametrize(("equation", "shapes"), OF_MORE)
+@pytest.mark.quick(where=lambda equation, shapes: (equation, shapes) in OF_MORE[:2])
+def test_einsum_of_more_than_two(equation: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    def function(*operands: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(equation, *operands)
+
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    found, wanted = jitgen.jit(function)(*operands), function(*operands)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(wanted)
+    of_found, of_wanted = (torch.autograd.grad(result, operands, weights) for result in (found, wanted))
+    torch.testing.assert_close(of_found, of_wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 64), (33, 65, 7), (100, 16, 130), (4, 0, 4)])

@@ -292,3 +292,37 @@ def test_a_tensor_that_is_put_into_a_set_among_the_arguments_is_refused() -> Non
     with pytest.raises(TraceError, match=rf"keeps a tensor in known, a set[^\n]*\n[^\n]*{__file__}"):
         jitgen.jit(f)(torch.ones(2), known)
     assert known == {1, 2}
+
+
+def text_returned(x: torch.Tensor) -> Any:
+    return x + 1, f"{x.sum():.3f}"
+
+
+def text_kept(x: torch.Tensor) -> Any:
+    log.append(f"loss {x.sum()}")
+    return x + 1
+
+
+def text_as_key(x: torch.Tensor) -> Any:
+    holder.last = {str(x): 1}
+    return x + 1
+
+
+@pytest.mark.parametrize("function", [text_returned, text_kept, text_as_key])
+def test_a_text_of_a_tensor_is_neither_returned_nor_kept(function: Callable[..., Any]) -> None:
+    """It has none of the tensor's values."""
+    holder.last = None
+    with pytest.raises(TraceError, match=rf"{function.__name__} (returns|keeps) the text of a tensor"):
+        jitgen.jit(function)(x)
+    assert not log
+    assert holder.last is None
+
+
+def test_a_text_of_a_tensor_may_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    @jitgen.jit
+    def printing(x: torch.Tensor) -> Any:
+        print(f"{x.sum(0, keepdim=True):.3f}", [x])
+        return x + 1, f"{x.shape}"
+
+    assert printing(x)[1] == "torch.Size([3])"
+    assert "shape (1,), dtype float32> [<a tensor whose values are not known" in capsys.readouterr().out
