@@ -16,7 +16,7 @@ import torch
 from jitgen.errors import UnsupportedError
 from jitgen.gradients.values import Functions, Value, fn
 from jitgen.ir.convolutions import convolve
-from jitgen.ir.custom_gradients import PRODUCT_OF_ALL, SHARED_EXTREMUM, TRANSPARENT
+from jitgen.ir.custom_gradients import EXCLUDED_BASE, PRODUCT_OF_ALL, SHARED_EXTREMUM, TRANSPARENT
 from jitgen.ir.equations import LENGTHS_OF_GROUPS, axes
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Node
@@ -428,9 +428,9 @@ def _everywhere(
 
 
 def _scatter_reads(node: Node, positions: Sequence[int]) -> Iterable[Node]:
-    if node.attrs.kind not in ("set", "sum"):
-        raise _refused(f"a scatter that combines by {node.attrs.kind}", "one that adds or replaces", node)
-    return node.inputs[2:]
+    if node.attrs.kind == "prod":
+        raise _refused("a scatter that multiplies", "one that adds, replaces or takes extrema", node)
+    return (*node.inputs, _compared(node)) if node.attrs.kind in ("max", "min") else node.inputs[2:]
 
 
 @_derivative(SCATTER, _scatter_reads)
@@ -438,6 +438,8 @@ def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradi
     """Reads the gradient of the values where they were written. Of values that replace one element, each gets its
     gradient, as in torch; the base gets none there."""
     (kind, coordinates, movements), gradients_ = node.attrs, {}
+    if kind in ("max", "min"):
+        return _extremum_of_scattered(node, g, positions, at)
     indices = [at.value(index) for index in node.inputs[2:]]
     if 0 in positions:
         gradients_[0] = g
@@ -451,6 +453,43 @@ def _scatter(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradi
         index = _everywhere(coordinates, indices, node.inputs[1].shape, at, g.functions)
         gradients_[1] = _moved(g, movements, at)[index]
     return gradients_
+
+
+def _extremum_of_scattered(node: Node, g: Any, positions: Sequence[int], at: Forward) -> Gradients:
+    """Divides the gradient of each extremum evenly among the element of the base and the values that equal it, as torch
+    does; those that NaN hides have NaN. The extrema are located again."""
+    kind, coordinates, movements = node.attrs
+    base, values, *indices = (at.value(operand) for operand in node.inputs)
+    places = [index.node for index in indices]
+    movements_ = at.symbolic(movements)
+
+    def combined(base: Any, values: Any, kind: str) -> Any:
+        return g.functions.left(
+            scattered(g.functions.trace, base.node, values.node, places, coordinates, kind, movements_)
+        )
+
+    index = _everywhere(coordinates, indices, node.inputs[1].shape, at, g.functions)
+    out = combined(base, values, kind)
+    compared = at.value(_compared(node)).reshape(at.shape(node))
+    of_base = (compared == out).to(g.dtype)
+    of_values = (values == _moved(out, movements, at)[index]).to(g.dtype)
+    share = g / combined(of_base, of_values, "sum")
+    gradients_ = {0: of_base * share, 1: of_values * _moved(share, movements, at)[index]}
+    return {position: gradients_[position] for position in positions}
+
+
+def _compared(node: Node) -> Node:
+    """Returns what the extrema of the scatter ``node`` are compared with: its base, with the elements that it excludes
+    in it, which torch counts where they equal an extremum."""
+    base = node.inputs[0]
+    while base.kind is VIEW and base.attrs != EXCLUDED_BASE:
+        base = base.inputs[0]
+    if base.kind is not VIEW:
+        return node.inputs[0]
+    (base,) = base.inputs
+    while base.kind is not SCATTER:
+        (base,) = base.inputs
+    return base.inputs[0]
 
 
 def _moved(tensor: Any, movements: Sequence[Any], at: Forward) -> Any:

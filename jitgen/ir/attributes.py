@@ -222,7 +222,7 @@ MOVEMENTS: dict[str, Callable[..., Any]] = {
     "reshape": ToShapeAttrs,
 }
 """The attributes of a ``view`` by its kind, which is the first of them (``ir/views.py``)."""
-MARKS = ("detach", "untracked_view", "untracked_contiguous", "saved", "shared", "product_of_all")
+MARKS = ("detach", "untracked_view", "untracked_contiguous", "saved", "shared", "product_of_all", "excluded")
 """Kinds of views that move nothing: marks for gradients (``ir/custom_gradients.py``)."""
 VIEWS = MOVEMENTS | dict.fromkeys(MARKS, ToShapeAttrs)
 

@@ -33,7 +33,10 @@ SHARED_EXTREMUM = ("shared",)
 """Attrs of a view that is its operand: a mark that the NaNs of a row share the gradient of its extremum."""
 PRODUCT_OF_ALL = ("product_of_all",)
 """Attrs of a view that is its operand: a mark that ``torch.prod(x)`` multiplies all its elements."""
-TRANSPARENT = (SAVED_VIEW, SHARED_EXTREMUM, PRODUCT_OF_ALL)
+EXCLUDED_BASE = ("excluded",)
+"""Attrs of a view that is its operand: a mark that a scatter's base has the neutral number where values are combined
+with it (``include_self=False``)."""
+TRANSPARENT = (SAVED_VIEW, SHARED_EXTREMUM, PRODUCT_OF_ALL, EXCLUDED_BASE)
 """Attrs of the marks that gradients flow through."""
 
 

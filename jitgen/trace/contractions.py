@@ -293,11 +293,11 @@ def einsum(trace: Trace, equation: str, *operands: Any) -> Node:
     if not terms:
         return _ordered(trace, names, node, result)
     while terms:
-        connected = (number for number, (others, _) in enumerate(terms) if set(others) & set(names))
-        others, factor = terms.pop(next(connected, 0))
+        connected = (number for number, term in enumerate(terms) if set(term[0]) & set(names))
+        second = terms.pop(next(connected, 0))
         needed = set(result).union(*(later for later, _ in terms))
-        product = [name for name in dict.fromkeys([*names, *others]) if name in needed] if terms else result
-        names, node = product, _product_of(trace, (names, node), (others, factor), product)
+        product = [name for name in dict.fromkeys([*names, *second[0]]) if name in needed] if terms else result
+        names, node = product, _product_of(trace, (names, node), second, product)
     return node
 
 

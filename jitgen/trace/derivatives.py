@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jitgen.ir.custom_gradients import PRODUCT_OF_ALL, SAVED_VIEW, SHARED_EXTREMUM
+from jitgen.ir.custom_gradients import SAVED_VIEW, SHARED_EXTREMUM
 from jitgen.ir.graph import Node
 from jitgen.ir.nodes import CUSTOM_GRADIENT
 from jitgen.trace.table import row
@@ -36,21 +36,19 @@ def with_gradient(trace: Trace, value: Node, *pairs: Value) -> Node:
 @row("jitgen.saved")
 def saved(trace: Trace, value: Node) -> Node:
     """Traces ``ir.custom_gradients.saved``."""
-    return _marked(trace, value, SAVED_VIEW) if trace.differentiable else value
+    return marked(trace, value, SAVED_VIEW)
 
 
 @row("jitgen.shared")
 def shared(trace: Trace, value: Node) -> Node:
     """Traces ``ir.custom_gradients.shared``."""
-    return _marked(trace, value, SHARED_EXTREMUM) if trace.differentiable and is_float(value) else value
+    return marked(trace, value, SHARED_EXTREMUM)
 
 
-def product_of_all(trace: Trace, value: Node) -> Node:
-    """Marks ``value`` as one of which ``torch.prod`` multiplies all elements, where gradients are computed."""
-    return _marked(trace, value, PRODUCT_OF_ALL) if trace.differentiable and is_float(value) else value
-
-
-def _marked(trace: Trace, value: Node, attrs: tuple[str]) -> Node:
+def marked(trace: Trace, value: Node, attrs: tuple[str]) -> Node:
+    """Marks ``value`` for its gradients by ``attrs`` of ``ir/custom_gradients.py``, where any are computed."""
+    if not (trace.differentiable and is_float(value)):
+        return value
     return trace.make("view", (value,), value.dtype, value.shape, attrs)
 
 

@@ -17,9 +17,10 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
+from jitgen.ir.custom_gradients import PRODUCT_OF_ALL
 from jitgen.ir.graph import Node, one_along, reduced_dims
 from jitgen.spec import DTYPES, dtype_name
-from jitgen.trace.derivatives import derived, product_of_all, shared, with_gradient
+from jitgen.trace.derivatives import derived, marked, shared, with_gradient
 from jitgen.trace.gathers import gather
 from jitgen.trace.movement import dimensions, flatten, squeezed, unsqueeze
 from jitgen.trace.numbers import unwrap
@@ -125,7 +126,7 @@ def prod(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, d
     if all(size == 1 for size in input.shape):  # one element has the gradient of a product, not of a copy
         input = flatten(trace, input)
     dims = dims_of(input, None)
-    return squeeze_reduced(trace, reduce(trace, "prod", product_of_all(trace, input), dims), dims)
+    return squeeze_reduced(trace, reduce(trace, "prod", marked(trace, input, PRODUCT_OF_ALL), dims), dims)
 
 
 def _extremum(

@@ -14,11 +14,12 @@ import torch
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir.body import compute_dtype
+from jitgen.ir.custom_gradients import EXCLUDED_BASE
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace.contents import is_numpy
-from jitgen.trace.derivatives import with_gradient
+from jitgen.trace.derivatives import marked, with_gradient
 from jitgen.trace.gathers import Chosen, along, at_least_1d, first_elements, from_end, require_index
 from jitgen.trace.indexing import refuse_nested, viewed_by
 from jitgen.trace.movement import dimension, flatten, squeezed, to_shape, unsqueeze
@@ -162,7 +163,10 @@ def _reduced(trace: Trace, input: Node, source: Node, reduce: str, include_self:
     if not include_self:
         base = combine(input, _identity(reduce, input.dtype), "set")
     wide = compute_dtype(input.dtype)
-    result = combine(trace.cast(base, wide), trace.cast(source, wide), kind)
+    base = trace.cast(base, wide)
+    if not include_self and kind in ("max", "min"):
+        base = marked(trace, base, EXCLUDED_BASE)
+    result = combine(base, trace.cast(source, wide), kind)
     if reduce == "mean":
         count = combine(expand_constant(trace, int(include_self), "int64", input), 1, "sum")
         count = pointwise(trace, "maximum", count, 1)

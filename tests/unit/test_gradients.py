@@ -433,7 +433,7 @@ def test_a_second_backward_is_refused_by_torch_and_a_changed_input_is_noticed() 
 REFUSED: dict[str, tuple[Function, str]] = {
     "scatter by product": (
         lambda x: x.scatter_reduce(0, torch.zeros(3, 4, dtype=torch.long), x, "prod"),
-        "combines by prod",
+        "a scatter that multiplies",
     ),
 }
 

@@ -442,3 +442,30 @@ def test_rows_with_nans_have_eager_torchs_gradients(name: str) -> None:
         weights = torch.arange(1.0, result.numel() + 1).reshape(result.shape)
         found.append((result.detach(), torch.autograd.grad(result, x, weights)[0]))
     torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.quick(
+    where=lambda dtype, reduce, include_self: dtype == torch.float64 and (reduce == "amax") != include_self
+)
+def test_equal_extrema_of_a_scatter_share_the_gradient(dtype: torch.dtype, reduce: str, include_self: bool) -> None:
+    """Of small integers, most of which occur several times, with NaN and infinities; the base counts where it equals an
+    extremum, as in torch, be it included or not."""
+    x, source = windows(4, 5).to(dtype), windows(6, 5).to(dtype)
+    index = torch.randint(0, 4, (6, 5), generator=torch.Generator().manual_seed(3))
+
+    def scattered(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        result = (x * 2).scatter_reduce(0, index, source.relu() * 2, reduce, include_self=include_self)
+        return torch.cat([result, x.index_reduce(0, index[:, 0], source, reduce, include_self=include_self)])
+
+    found = []
+    for called in (scattered, jitgen.jit(scattered)):
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, source)]
+        result = called(*leaves)
+        weights = torch.arange(1.0, result.numel() + 1).reshape(result.shape).to(dtype)
+        found.append((result.detach(), *torch.autograd.grad(result, leaves, weights)))
+    # A gradient is a sum of four quotients of numbers that bfloat16 has: each is rounded once.
+    tolerance = 0 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found[1], found[0], rtol=max(tolerance, 1e-12), atol=0, equal_nan=True)

@@ -896,7 +896,7 @@ def test_an_integer_that_a_parameter_does_not_hold_is_refused() -> None:
     wide(x, 2**63 - 1)
     assert x[0] == 2**63 - 1
     for call in (wide, wide.lower):
-        with pytest.raises(NumberRangeError, match=rf"uint64_t n .* holds 0 to {2**63 - 1}.*\n  pass a number within it$"):
+        with pytest.raises(NumberRangeError, match=rf"uint64_t n .* to {2**63 - 1}, .*\n  pass a number within it$"):
             call(x, -1)
     kernel = jitgen.cuda_kernel("__global__ void fill(float* x, int n) { x[0] = n; }", "fill")
     with pytest.raises(NumberRangeError, match=r"fill.*int n"):
