@@ -11,6 +11,7 @@ JITGEN_CXXFLAGS=-DJITGEN_LEVEL_ALONE ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import random
 import time
@@ -26,7 +27,7 @@ import jitgen
 from bench import records
 from bench.measurement import made
 from bench.sizes import log_uniform
-from jitgen.spec import host_target
+from jitgen.spec import dtype_name, host_target
 
 GROUP = 128
 ROWS = (1, 16, 128, 1000)
@@ -117,11 +118,36 @@ def calls_of(weights: Weights, rows: int) -> Calls:
     return calls
 
 
-def measured(columns: int, length: int, rows: tuple[int, ...], seconds: float) -> list[dict[str, Any]]:
+def planes_of(columns: int, length: int) -> Callable[[int], Calls]:
+    """Makes weights of 2 and 3 bits, and returns their products of some rows by name."""
+    dense = torch.randn(columns, length)
+    made = {
+        (format, activation): jitgen.quantize(dense, format, GROUP, method="absmax", activation=activation)
+        for format in ("int2", "int3", "uint3")
+        for activation in ("int8", None)
+    }
+
+    def calls(rows: int) -> Calls:
+        x = torch.randn(rows, length)
+        return {
+            f"{format} weights, {f'{activation} activations, ' if activation else ''}{dtype_name(one.dtype)}": (
+                lambda one=one, weight=weight: linear(one, weight)
+            )
+            for (format, activation), weight in made.items()
+            for one in (x.bfloat16(), x)
+        }
+
+    return calls
+
+
+def measured(
+    columns: int, length: int, rows: tuple[int, ...], seconds: float, planes: bool = False
+) -> list[dict[str, Any]]:
     """Measures products of some numbers of rows with a weight (columns, length)."""
-    weights, found = Weights.of(columns, length), []
+    calls = planes_of(columns, length) if planes else functools.partial(calls_of, Weights.of(columns, length))
+    found = []
     for count in rows:
-        times = least(calls_of(weights, count), seconds)
+        times = least(calls(count), seconds)
         found.append({"rows": count, "columns": columns, "length": length, "seconds": times})
         print(count, columns, length, {name: f"{1e3 * value:.3g} ms" for name, value in times.items()}, flush=True)
     return found
@@ -132,17 +158,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5.0, help="for the rounds of one product, at least")
     parser.add_argument("--random", type=int, default=4, help="weights of random sizes")
+    parser.add_argument("--planes", action="store_true", help="weights of 2 and 3 bits, without torch's products")
     parser.add_argument("--json", help="where the figures are written")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     draw = random.Random(arguments.seed)
-    products = measured(14336, 4096, ROWS, arguments.seconds)
+    products = measured(14336, 4096, ROWS, arguments.seconds, arguments.planes)
     for _ in range(arguments.random):
         columns = 16 * (2 * int(log_uniform(draw, 500, 8000) / 32) + 1)
         length = GROUP * round(log_uniform(draw, 500, 8000) / GROUP)
         rows = tuple(sorted(round(log_uniform(draw, 1, 500)) for _ in range(3)))
-        products += measured(columns, length, rows, arguments.seconds)
+        products += measured(columns, length, rows, arguments.seconds, arguments.planes)
     if arguments.json:
         load = [round(number, 1) for number in os.getloadavg()]
         facts = {

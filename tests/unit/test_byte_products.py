@@ -13,12 +13,14 @@ from cpp_harness import TYPES
 import jitgen
 from jitgen.codegen import environment
 from jitgen.compilers import host
+from jitgen.quant.formats import find
 from jitgen.runtime import cpu
 from jitgen.spec import KernelSource, Target, runs_here
 
 LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if runs_here(Target.parse(level))]
 SIZES = [(1, 1, 1), (1, 301, 65), (2, 5, 33), (7, 63, 130), (9, 64, 16), (26, 1031, 100), (250, 130, 20), (5, 0, 40)]
 """M, K and N: with a single row, few and many of them, K that no vector divides, and no terms."""
+PLANES = [("int2", 16), ("int5", None), ("int6", 48), ("int7", 64), ("int8.bfloat16", None), ("int1", None)]
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +107,9 @@ def test_matrix_registers_have_the_sums_of_vectors(dtypes: tuple[torch.dtype, to
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(17, 65, 40), (49, 2100, 31)])
-@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 64), ("uint4", 128), ("int4", None)])
+@pytest.mark.parametrize(
+    ("format", "group"), [("int8", None), ("int4", 64), ("uint4", 128), ("int4", None), ("int3", 64), ("uint2", 128)]
+)
 @pytest.mark.covering(1)
 def test_matrix_registers_have_the_bits_of_vectors(format: str, group: int | None, m: int, k: int, n: int) -> None:
     linear = jitgen.jit(torch.nn.functional.linear)
@@ -114,14 +118,16 @@ def test_matrix_registers_have_the_bits_of_vectors(format: str, group: int | Non
 
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level > "x86-64-v2"])
-@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int8", 32), ("int4", 64), ("int4", None)])
-@pytest.mark.quick(where=lambda level, format, group: level == "x86-64-v3")
+@pytest.mark.parametrize(
+    ("format", "group"), [("int8", None), ("int8", 32), ("int4", 64), ("int4", None), ("int3", 64), *PLANES]
+)
+@pytest.mark.quick(where=lambda level, format, group: level == "x86-64-v3" and (format, group) not in PLANES)
 @pytest.mark.covering(1)
 def test_a_level_alone_has_exact_sums_of_codes(
     level: str, format: str, group: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """VPMADDUBSW saturates nowhere: neither where all neighbours are large, of one sign or both, nor where few are."""
-    linear, largest = jitgen.jit(torch.nn.functional.linear), 127 if format == "int8" else 7
+    linear, largest = jitgen.jit(torch.nn.functional.linear), min(-int(find(format).low), int(find(format).high))
     cases = []
     for m, k, n in ((1, 960, 33), (7, 700, 16), (26, 3, 40), (13, 2117, 20)):
         codes = (torch.randn(m, k) * 40).round().clamp(-127, 127)

@@ -23,6 +23,7 @@ from jitgen.spec import KernelSource, Target, runs_here
 
 LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if runs_here(Target.parse(level))]
 FORMATS = [("int8", None), ("int8", 64), ("int4", 32), ("int4", None), ("uint4", 128), ("uint4", None)]
+PLANES = [("int3", 128), ("uint3", 32), ("ternary", None), ("uint2", 48), ("uint7", None), ("uint1", 96)]
 SIZES = [(1, 1, 1), (1, 300, 65), (2, 33, 16), (7, 520, 40), (24, 65, 17), (130, 1030, 70)]
 """M, K and N."""
 
@@ -58,9 +59,11 @@ def rows_of(m: int, k: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.parametrize(("format", "group"), FORMATS, ids=str)
+@pytest.mark.parametrize(("format", "group"), [*FORMATS, *PLANES], ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.quick(where=lambda level, format, group: level == "x86-64-v3" and (format, group) in FORMATS[1::3])
+@pytest.mark.quick(
+    where=lambda level, format, group: level == "x86-64-v3" and (format, group) in (*FORMATS[1::3], PLANES[1])
+)
 def test_products_are_those_of_the_codes(
     format: str, group: int | None, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +87,7 @@ KINDS = [
 @pytest.mark.parametrize(("format", "group", "kind"), KINDS, ids=str)
 @pytest.mark.quick(where=lambda format, group, kind: format in ("fp8_e4m3", "fp8_e4m3.rows128"))
 def test_every_kind_of_codes(format: str, group: int | None, kind: str) -> None:
-    """Those that no integer units multiply are decoded again, to float32."""
+    """Those that no integer units multiply are decoded again, to float32: floats, and codes in blocks."""
     linear = jitgen.jit(lambda x, w: F.linear(x, w))
     weight = jitgen.quantize(torch.randn(33, 256), format, group, activation=kind)
     x = rows_of(9, 256)

@@ -122,7 +122,11 @@ def _compute(product: ContractionContext) -> str:
 
 
 def _code_bytes(format: Format, sums: str) -> str:
-    return f"CodeBytes<{format.bits}, {str(format.zero_point).lower()}, jitgen::{sums}>"
+    zeroed = str(format.zero_point).lower()
+    if format.tiled:
+        return f"CodeBytes<{format.bits}, {zeroed}, jitgen::{sums}>"
+    assert isinstance(format.code, formats.Integer)
+    return f"PlaneBytes<{format.bits}, {format.code.step}, {format.first}, {zeroed}, jitgen::{sums}>"
 
 
 def _quads(products: Sequence[ContractionContext]) -> str | None:

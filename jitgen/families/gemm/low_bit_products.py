@@ -6,8 +6,8 @@ weight's tensors says which other it becomes:
 ``rows``
     A product of dense codes, whose sums are multiplied by the weight's scales.
 ``interleaved``, ``cpu``
-    Codes meet the weight, which kernels decode as they read it. Those of a CPU do so with int8 activations and int8,
-    int4 and uint4 weights; other codes become float32 there.
+    Codes meet the weight, which kernels decode as they read it. Those of a CPU do so with int8 activations; 8-bit
+    floats become float32 there.
 ``mma8``
     wgmma multiplies int8 codes by 4-bit codes, which lanes decode to int8 (``gemm_wgmma_codes.cuh``). On other targets
     the activation's codes become bfloat16, and meet weights that are decoded to it.
@@ -31,7 +31,6 @@ from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, operation,
 from jitgen.ir.views import Mover
 from jitgen.quant.activations import ACTIVATIONS
 from jitgen.quant.codes import BLOCK
-from jitgen.quant.formats import find
 from jitgen.spec import dtype_name
 
 CODES_OF_ACTIVATIONS = {dtype_name(kind.dtype) for kind in ACTIVATIONS.values()}
@@ -121,7 +120,7 @@ def _by_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | 
     (codes,), attrs = x.inputs, weight.under_views.attrs
     if attrs.layout == "mma":
         return None
-    if attrs.layout == "cpu" and not (codes.dtype == "int8" and find(attrs.format).tiled):
+    if attrs.layout == "cpu" and codes.dtype != "int8":
         if x.dtype == "float32":
             return None
         codes = rewriter.make("cast", (codes,), "float32", codes.shape, (), node.location)

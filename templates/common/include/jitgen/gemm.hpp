@@ -122,9 +122,9 @@ template <class Compute>
 inline void halve(int8_t* x, int64_t count, int64_t row, Rest<typename Compute::Element>* rests, int32_t& halved) {
   for (int64_t e = 0; e < count / 4; e += float_lanes) {
     const Words words = load_vector<Words>(x + 4 * e);
-    const Ints even = ((Ints)(words << 24) >> 24) + ((Ints)(words << 8) >> 24);
-    const Ints odd = ((Ints)(words << 16) >> 24) + ((Ints)words >> 24);
-    uint32_t lanes = lanes_of((even > 128) | (even < -128) | (odd > 128) | (odd < -128));
+    const auto byte = [&](int i) { return (Ints)(words << (24 - 8 * i)) >> 24; };
+    const Ints sum = byte(0) + byte(Compute::distance), other = byte(3 - Compute::distance) + byte(3);
+    uint32_t lanes = lanes_of((sum > 128) | (sum < -128) | (other > 128) | (other < -128));
     if (count / 4 - e < float_lanes) lanes &= (1u << (count / 4 - e)) - 1;
     for (; lanes != 0; lanes &= lanes - 1) {
       const int64_t element = e + __builtin_ctz(lanes);

@@ -10,6 +10,13 @@
 //                                     both numbers of x are 128 at most together. Packing halves an element whose
 //                                     numbers are not (1 or 2 in 100 of a normal distribution that is scaled by its
 //                                     largest of 4096), and the tile adds the other half's products afterwards.
+//
+// Codes in bit planes have `PlaneBytes` of gemm_planes.hpp. What an arithmetic of codes has, besides what all have:
+//   steps                      elements of x for a unit of codes: four neighbours in k each
+//   codes<step>(unit, v)       the codes that meet element `step`, of vector `v` of a block's rows
+//   offset, zeroed             what codes are above their values; 1 where that is a zero-point
+//   units_together             units whose products fit the sums, where these are of 16 bits; 0 for any number
+//   halves_x, distance         whether packing halves elements of x, and how far apart the two are that are added first
 #pragma once
 
 #include "jitgen/gemm_integers.hpp"
@@ -33,6 +40,16 @@ struct CodeBytes {
   static constexpr int fewest_rows = 1;
   // What codes without zero-points are above their values.
   static constexpr int offset = zeroed ? 1 : bits == 8 ? 128 : 8;
+  static constexpr int steps = 8 / bits;
+  static constexpr int64_t unit_bytes = 64;
+  static constexpr int64_t units_together = detail::same<Vector, Halves> ? 4 : 0;  // 16 products in each half
+  static constexpr int distance = 2;
+
+  template <int step>
+  JITGEN_INLINE Octets codes(const char* unit, int v) {
+    const Words raw = load_vector<Words>(unit + v * vector_bytes);
+    return (Octets)(steps == 1 ? raw : raw >> (4 * step) & 0x0f0f0f0fu);
+  }
 
   // Neighbours in the order in which the layout "cpu" has the bytes of a word, or the nibbles of two.
   JITGEN_INLINE Element of_x(const int8_t* x, int64_t e) {
@@ -103,30 +120,31 @@ struct Prefetched {
   int64_t step;
 };
 
-// Adds the products of `units` units of 64 bytes of codes and of rows of x, and advances both.
+// Adds the products of the elements of a unit of codes from `step` on.
+template <class Compute, int rows, int step = 0>
+JITGEN_INLINE void add_elements(typename Compute::Vector (&acc)[rows][Compute::vectors], const char* w,
+                                const typename Compute::Element* x) {
+  Octets codes[Compute::vectors];
+  for (int v = 0; v < Compute::vectors; ++v) codes[v] = Compute::template codes<step>(w, v);
+#pragma GCC unroll 24
+  for (int m = 0; m < rows; ++m) accumulate_block(acc[m], codes, x + step * rows + m);
+  if constexpr (step + 1 < Compute::steps) add_elements<Compute, rows, step + 1>(acc, w, x);
+}
+
+// Adds the products of `units` units of codes and of rows of x, and advances both.
 template <class Compute, int rows>
 JITGEN_INLINE void add_units(typename Compute::Vector (&acc)[rows][Compute::vectors], const char*& w,
                              const typename Compute::Element*& x, int64_t units, Prefetched& next) {
-  constexpr int vectors = Compute::vectors, steps = 8 / Compute::code_bits;
   for (int64_t unit = 0; unit < units; ++unit) {
-    __builtin_prefetch(next.from, 0, 2);
+    for (int64_t line = 0; line < Compute::unit_bytes; line += 64) __builtin_prefetch(next.from + line, 0, 2);
     next.from += next.step;
-#pragma GCC unroll 2
-    for (int step = 0; step < steps; ++step) {
-      Octets codes[vectors];
-      for (int v = 0; v < vectors; ++v) {
-        const Words raw = load_vector<Words>(w + v * vector_bytes);
-        codes[v] = (Octets)(steps == 1 ? raw : raw >> (4 * step) & 0x0f0f0f0fu);
-      }
-#pragma GCC unroll 24
-      for (int m = 0; m < rows; ++m) accumulate_block(acc[m], codes, x + step * rows + m);
-    }
-    w += 64;
-    x += steps * rows;
+    add_elements<Compute, rows>(acc, w, x);
+    w += Compute::unit_bytes;
+    x += Compute::steps * rows;
   }
 }
 
-// Multiplies `units` units of 64 bytes of codes by `rows` rows of x and adds the scaled products to `c`, or writes them
+// Multiplies `units` units of codes by `rows` rows of x and adds the scaled products to `c`, or writes them
 // there if `first`. A span is `span` units, and a scale and a zero-point are for `units_per_scale`, a multiple of that,
 // or for all of them (0).
 template <class Compute, int64_t span, class Scale, int rows>
@@ -135,7 +153,7 @@ __attribute__((noinline)) void code_tile(const char* w, const typename Compute::
                                          SpanFacts<typename Compute::Element> facts, float* c, int64_t row_stride,
                                          bool first, Prefetched next) {
   constexpr int vectors = Compute::vectors;
-  constexpr int64_t units_at_once = same<typename Compute::Vector, Halves> ? 4 : span;  // 16 products in each half
+  constexpr int64_t units_at_once = Compute::units_together != 0 ? Compute::units_together : span;
   for (int m = 0; first && m < rows; ++m) __builtin_memset(c + m * row_stride, 0, block_rows * sizeof(*c));
   for (int64_t done = 0; done < units; done += span) {
     const int64_t here = units - done < span ? units - done : span;

@@ -57,7 +57,8 @@ template <class Scale>
 void pair_matrices(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
                    int64_t elements, int64_t per_scale, const Scale* scales, int64_t scales_stride, float* c,
                    int64_t row_stride, bool first);
-inline void nibbles_to_bytes(const uint8_t* codes, int64_t units, SignedByteQuad* to);
+template <class Compute>
+void codes_to_bytes(const uint8_t* codes, int64_t units, typename Compute::Element* to);
 template <int64_t span, bool zeroed, class Scale>
 void code_matrices(int64_t rows, bool pair, const char* w, int64_t block_bytes, const char* x, int64_t x_bytes,
                    int64_t elements, int64_t per_scale, const Scale* scales, const uint8_t* zeros,
@@ -166,12 +167,19 @@ void matrix_sums(int64_t rows, bool pair, const char* w, int64_t block_bytes, co
   tile(w, block_bytes, x, x_bytes, steps, to, to_bytes, adds);
 }
 
-// Writes the nibbles of `units` units of 64 bytes as bytes: two elements of the 16 rows for each.
-inline void nibbles_to_bytes(const uint8_t* codes, int64_t units, SignedByteQuad* to) {
-  for (int64_t unit = 0; unit < units; ++unit) {
-    const Words raw = load_vector<Words>(codes + unit * 64);
-    store_vector(to + unit * 32, raw & 0x0f0f0f0fu);
-    store_vector(to + unit * 32 + 16, raw >> 4 & 0x0f0f0f0fu);
+// Writes the codes of a unit from element `step` on as bytes.
+template <class Compute, int step = 0>
+JITGEN_INLINE void store_codes(const char* unit, typename Compute::Element* to) {
+  store_vector(to + step * block_rows, Compute::template codes<step>(unit, 0));
+  if constexpr (step + 1 < Compute::steps) store_codes<Compute, step + 1>(unit, to);
+}
+
+// Writes the codes of `units` units as bytes: an element of the 16 rows for each step.
+template <class Compute>
+void codes_to_bytes(const uint8_t* codes, int64_t units, typename Compute::Element* to) {
+  const char* unit = reinterpret_cast<const char*>(codes);
+  for (int64_t i = 0; i < units; ++i, unit += Compute::unit_bytes, to += Compute::steps * block_rows) {
+    store_codes<Compute>(unit, to);
   }
 }
 

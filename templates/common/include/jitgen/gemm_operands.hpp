@@ -98,7 +98,13 @@ struct QuantisedBlocks {
   // Neighbours in k whose sums are integers; the rows of x are packed in pieces of `most_span` of them.
   template <class Compute>
   static constexpr int64_t span() {
-    return group == 0 ? 1024 : most_span<Compute> % group == 0 ? group : 32;
+    return group == 0 ? 1024 : most_span<Compute> % group == 0 ? group : group % 32 == 0 ? 32 : 16;
+  }
+
+  // The zero-points at `at`, of codes that tiles read as they are.
+  inline const uint8_t* zeros_of_codes(int64_t at) const {
+    if constexpr (zeroed) return zeros + at;
+    return nullptr;
   }
 
   // Sums products with quantised rows of x, whose tiles read the codes as they are.
@@ -127,7 +133,7 @@ struct QuantisedBlocks {
           const int64_t fact = unit / span_units * task.x.rows + rows.begin;
           Tiles::of(rows.end - rows.begin)(
               w, task.x.data + rows.begin * task.x.depth + unit * elements * (rows.end - rows.begin), here, per_group,
-              scales + at, zeroed ? zeros + at : nullptr,
+              scales + at, zeros_of_codes(at),
               {task.x.totals + fact, task.x.rest_counts + fact, task.x.rests + fact * span_units * elements,
                task.x.rows},
               task.sums + rows.begin * task.row_stride + b * block_rows, task.row_stride, unit == 0,
@@ -137,34 +143,34 @@ struct QuantisedBlocks {
     }
   }
 
-  // The same by matrix registers, for a group of blocks from `start` on, whose nibbles become bytes first.
+  // The same by matrix registers, for a group of blocks from `start` on, whose codes become bytes first.
   template <class Compute>
   void sum_matrices(const Task<Compute>& task, int64_t start) const {
     constexpr int64_t elements = per_unit / Compute::per_element, element_bytes = 4;
     constexpr int64_t together = round_up(4 * chunk_elements, group != 0 ? group : span<Compute>()) / per_unit;
-    constexpr bool nibbles = Compute::code_bits == 4;
+    constexpr bool packed = Compute::steps > 1;
     const int64_t blocks = task.blocks - start < group_blocks ? task.blocks - start : group_blocks;
     const int64_t units = depth<Compute>() / elements, groups = group != 0 ? units * per_unit / group : 1;
     for (int64_t unit = 0; unit < units; unit += together) {
       const int64_t here = units - unit < together ? units - unit : together;
       const int64_t panel_elements = here * elements * block_rows;
       const auto codes_of = [&](int64_t b) { return codes + ((task.block + start + b) * units + unit) * unit_bytes; };
-      for (int64_t b = 0; nibbles && b < blocks; ++b) {
-        detail::nibbles_to_bytes(codes_of(b), here, task.panel + b * panel_elements);
+      for (int64_t b = 0; packed && b < blocks; ++b) {
+        detail::codes_to_bytes<Compute>(codes_of(b), here, task.panel + b * panel_elements);
       }
       for (int64_t t = task.tiles.begin; t < task.tiles.end; ++t) {
         const Range rows = task.x.tile(t);
         const detail::MatrixRegisters<Compute> registers(rows);
         for (int64_t b = 0; b < blocks; b += 2) {
-          const void* const w = nibbles ? static_cast<const void*>(task.panel + b * panel_elements) : codes_of(b);
+          const void* const w = packed ? static_cast<const void*>(task.panel + b * panel_elements) : codes_of(b);
           const int64_t first_group = group != 0 ? unit * per_unit / group : 0;
           const int64_t at = ((task.block + start + b) * groups + first_group) * block_rows;
           detail::code_matrices<span<Compute>() / Compute::per_element, zeroed>(
               rows.end - rows.begin, b + 1 < blocks, static_cast<const char*>(w),
-              nibbles ? panel_elements * element_bytes : units * unit_bytes,
+              packed ? panel_elements * element_bytes : units * unit_bytes,
               reinterpret_cast<const char*>(task.x.data + rows.begin * task.x.depth + unit * elements),
               task.x.depth * element_bytes, here * elements, group / Compute::per_element, scales + at,
-              zeroed ? zeros + at : nullptr, groups * block_rows,
+              zeros_of_codes(at), groups * block_rows,
               task.x.totals + unit * per_unit / span<Compute>() * task.x.rows + rows.begin, task.x.rows,
               task.sums + rows.begin * task.row_stride + (start + b) * block_rows, task.row_stride, unit == 0);
         }

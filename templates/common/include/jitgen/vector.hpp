@@ -52,7 +52,8 @@ JITGEN_INLINE Words splat(uint32_t x) { return x - Words{}; }
 enum class ShortPair : uint32_t {};
 enum class ByteQuad : uint32_t {};
 enum class SignedByteQuad : uint32_t {};
-enum class SmallByteQuad : uint32_t {};  // signed, and the sums of its first two and of its last two are 128 at most
+// Signed; the sums of its first two and of its last two are 128 at most, or the bytes that they multiply are below 128.
+enum class SmallByteQuad : uint32_t {};
 JITGEN_INLINE Halves splat(ShortPair x) { return (Halves)splat(uint32_t(x)); }
 JITGEN_INLINE Octets splat(ByteQuad x) { return (Octets)splat(uint32_t(x)); }
 JITGEN_INLINE SignedOctets splat(SignedByteQuad x) { return (SignedOctets)splat(uint32_t(x)); }

@@ -155,6 +155,32 @@ struct TableCodes {
   }
 };
 
+// ---------------------------------------------------------------------------------------------------- bytes of planes
+
+// The `width` bits that a plane has of four neighbouring codes, in the bytes of a word, shifted to bit `first`. The
+// words of the plane begin at `offset` words of a block.
+template <int width, int first>
+JITGEN_INLINE Words bits_of_plane(const char* unit, int four, int offset, int v) {
+  const char* const word = unit + (offset + four * width / 8) * 4 * block_rows + v * vector_bytes;
+  const int shift = four * width % 8 - first;
+  constexpr uint32_t mask = (width == 8 ? 255u : (1u << (width % 8)) - 1) * 0x01010101u << first;
+  const Words raw = load_vector<Words>(word);
+  if constexpr (width == 8) return raw;
+  return (shift >= 0 ? raw >> shift : raw << -shift) & mask;
+}
+
+// Four neighbouring codes of `bits` bits, as bytes: the `four`th of a unit of `columns` k's.
+template <int bits, int columns>
+JITGEN_INLINE Words bytes_of_planes(const char* unit, int four, int v) {
+  constexpr int after8 = bits & 8, after4 = bits & 12, after2 = bits & 14;  // the bits of the wider planes
+  Words bytes = {};
+  if constexpr ((bits & 8) != 0) bytes |= bits_of_plane<8, 0>(unit, four, 0, v);
+  if constexpr ((bits & 4) != 0) bytes |= bits_of_plane<4, after8>(unit, four, columns * after8 / 32, v);
+  if constexpr ((bits & 2) != 0) bytes |= bits_of_plane<2, after4>(unit, four, columns * after4 / 32, v);
+  if constexpr ((bits & 1) != 0) bytes |= bits_of_plane<1, after2>(unit, four, columns * after2 / 32, v);
+  return bytes;
+}
+
 // ------------------------------------------------------------------------------------------------------------ decoders
 
 // No zero-points.
@@ -177,27 +203,10 @@ struct PlaneDecode {
   }
   inline __attribute__((always_inline)) void open(const char* from) { at = from; }
 
-  // The `width` bits that a plane has of four neighbouring codes, in the bytes of a word, shifted to bit `first`. The
-  // words of the plane begin at `offset` words of a block.
-  template <int width, int first>
-  inline __attribute__((always_inline)) Words bits_of_plane(int four, int offset, int v) const {
-    const char* const word = at + (offset + four * width / 8) * 4 * block_rows + v * vector_bytes;
-    const int shift = four * width % 8 - first;
-    constexpr uint32_t mask = (width == 8 ? 255u : (1u << (width % 8)) - 1) * 0x01010101u << first;
-    const Words raw = load_vector<Words>(word);
-    if constexpr (width == 8) return raw;
-    return (shift >= 0 ? raw >> shift : raw << -shift) & mask;
-  }
   inline __attribute__((always_inline)) void take(int step, typename Compute::Weights (&w)[Compute::vectors]) const {
-    constexpr int bits = Codes::bits, unit = Codes::per_unit;
-    constexpr int after8 = bits & 8, after4 = bits & 12, after2 = bits & 14;  // the bits of the wider planes
     Floats values[vectors];
     for (int v = 0; v < vectors; ++v) {
-      Words bytes = {};
-      if constexpr ((bits & 8) != 0) bytes |= bits_of_plane<8, 0>(step / 4, 0, v);
-      if constexpr ((bits & 4) != 0) bytes |= bits_of_plane<4, after8>(step / 4, unit * after8 / 32, v);
-      if constexpr ((bits & 2) != 0) bytes |= bits_of_plane<2, after4>(step / 4, unit * after4 / 32, v);
-      if constexpr ((bits & 1) != 0) bytes |= bits_of_plane<1, after2>(step / 4, unit * after2 / 32, v);
+      const Words bytes = bytes_of_planes<Codes::bits, Codes::per_unit>(at, step / 4, v);
       values[v] = Codes::Value::value(Codes::Value::prepared(bytes), step % 4);
     }
     detail::give(values, w);
@@ -226,6 +235,51 @@ struct PlaneCodes {
     template <int rows>
     using type = PlaneDecode<Compute, PlaneCodes>;
   };
+};
+
+// --------------------------------------------------------------------------------------------------- codes as they are
+
+// The arithmetic of int8 activations and whole numbers in planes, `step` apart from `low` on (gemm_code_tile.hpp): four
+// neighbouring codes are the bytes of a word, and what they are above their values is taken off the sums. `Sums` is
+// Ints for VPDPBUSD and Halves for VPMADDUBSW, whose pairs of products fit 16 bits for codes below 128.
+template <int bits, int step, int low, bool zeroed_, class Sums>
+struct PlaneBytes {
+#if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
+  static constexpr bool in_halves = detail::same<Sums, Halves>;
+#else
+  static constexpr bool in_halves = false;
+#endif
+  static constexpr int64_t most_product = ((1 << bits) - 1) * step * 128;
+  static constexpr int narrowest = bits & -bits;
+  static constexpr int steps = 8 / narrowest;
+  static constexpr int64_t unit_bytes = 2 * steps * bits * 4;
+  // Units whose products fit the halves of a lane; the halves go to the lane at once where those of a unit may not.
+  static constexpr int64_t units_together = in_halves ? 32767 / (2 * steps * most_product) : 0;
+  static constexpr bool halves_x = in_halves && 2 * most_product > 32767;
+  static constexpr int distance = 1;
+
+  using Element = typename detail::Select<in_halves && units_together == 0, SmallByteQuad, SignedByteQuad>::type;
+  using Accumulator = float;
+  using Vector = typename detail::Select<units_together != 0, Halves, Ints>::type;
+  using Weights = Octets;
+  static constexpr int code_bits = bits;
+  static constexpr bool zeroed = zeroed_;
+  static constexpr int per_element = 4;
+  static constexpr int vectors = block_rows / float_lanes;
+  static constexpr int most_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;
+  static constexpr int tile_rows = most_rows;
+  static constexpr int fewest_rows = 1;
+  static constexpr int offset = zeroed ? 1 : -low;
+
+  JITGEN_INLINE Element of_x(const int8_t* x, int64_t e) {
+    uint32_t four;
+    __builtin_memcpy(&four, x + 4 * e, sizeof(four));
+    return Element(four);
+  }
+  template <int number>
+  JITGEN_INLINE Octets codes(const char* unit, int v) {
+    return (Octets)IntegerCodes<step, low>::prepared(bytes_of_planes<bits, 32 / narrowest>(unit, number, v));
+  }
 };
 
 }  // namespace gemm
