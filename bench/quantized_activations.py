@@ -131,7 +131,7 @@ def planes_of(columns: int, length: int) -> Callable[[int], Calls]:
         x = torch.randn(rows, length)
         return {
             f"{format} weights, {f'{activation} activations, ' if activation else ''}{dtype_name(one.dtype)}": (
-                lambda one=one, weight=weight: linear(one, weight)
+                functools.partial(linear, one, weight)
             )
             for (format, activation), weight in made.items()
             for one in (x.bfloat16(), x)
