@@ -323,7 +323,7 @@ def _ends(ids: Any, experts: int, counted: str = "one_hot") -> Any:
     counts = {
         "histc": lambda: torch.histc(ids.float(), bins=experts, min=0, max=experts - 1),
         "compared": lambda: (ids[:, None] == torch.arange(experts, device=ids.device)).sum(0),
-        "bincount": lambda: torch.zeros(experts, dtype=torch.int64).scatter_add_(0, ids, torch.ones_like(ids)),
+        "bincount": lambda: ids.new_zeros(experts).scatter_add_(0, ids, torch.ones_like(ids)),
         "one_hot": lambda: F.one_hot(ids, experts).sum(0),
     }[counted]()
     return torch.cumsum(counts, 0, dtype=torch.int32)
@@ -350,11 +350,13 @@ UNCLEAR = "unclear"
 """The verdict where roundings decide which expert a token chooses."""
 
 
-def judged(drawn: Program, compile: Callable[[Callable[..., Any]], Callable[..., Any]], gradients: bool) -> Verdict:
+def judged(
+    drawn: Program, compile: Callable[[Callable[..., Any]], Callable[..., Any]], gradients: bool, device: str = "cpu"
+) -> Verdict:
     """Compares a program, or its gradients, with float64: as far off as ``tests/programs.py`` allows.
 
     Args:
-        compile: makes a function of jitgen.
+        compile: makes a function of jitgen, which is called with arguments on ``device``; all else is on the CPU.
     """
     exact_function, function = drawn.make(by_groups), drawn.make(torch._grouped_mm)
     size = max(torch.finfo(a.dtype).eps for a in drawn.args if a.is_floating_point() and a.dtype != torch.float8_e4m3fn)
@@ -372,8 +374,10 @@ def judged(drawn: Program, compile: Callable[[Callable[..., Any]], Callable[...,
         return UNCLEAR, "ids"
     compiled = compile(function)
     try:
-        found = _results(drawn, compiled, list(drawn.args), gradients)
-        again = _results(drawn, compiled, list(drawn.args), gradients)
+        found, again = (
+            [result.cpu() for result in _results(drawn, compiled, [arg.to(device) for arg in drawn.args], gradients)]
+            for _ in range(2)
+        )
     except Exception as error:
         return "crash", f"{type(error).__name__}: {error}"
     for number, (got, same, want) in enumerate(zip(found, again, eager, strict=True)):
@@ -419,7 +423,7 @@ def _results(
     with torch._C.DisableTorchFunction():
         generator = torch.Generator().manual_seed(1)
         starts = [torch.randn(result.shape, generator=generator).bfloat16().to(result.dtype) for result in results]
-        starts = [noise(start) for start in starts]
+        starts = [noise(start.to(result.device)) for start, result in zip(starts, results, strict=True)]
     found = torch.autograd.grad(results, [args[place] for place in places], starts, allow_unused=True)
     with torch._C.DisableTorchFunction():
         return [

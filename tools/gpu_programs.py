@@ -5,11 +5,14 @@
     python tools/gpu_programs.py                                  # 2,000 of each; 9 minutes at most
     python tools/gpu_programs.py --first-seed 2000 --backends triton
     python tools/gpu_programs.py --seeds 17,240 --backends cuda   # these again, with what is wrong
+    python tools/gpu_programs.py --checks routing,routing-gradients --programs 200
     python tools/gpu_programs.py --add OUT/device-programs-h100.json    # add a record to that of docs/measured
 
-A seed is a program (``tests/programs.py``). It is right, refused by name and line, or a failure: wrong, another error,
-or without an end. A failure is shown with the fewest statements that fail. Compiling on the host takes most of the
-time, and all processors share it. A process in which a program takes too long is killed, and another one goes on.
+A seed is a program (``tests/programs.py``), for the checks of routing a mixture of experts
+(``tests/routing_programs.py``). It is right, refused by name and line, or a failure: wrong, another error, or without
+an end. A failure is shown with the fewest statements that fail, a mixture with its arguments. Compiling on the host
+takes most of the time, and all processors share it. A process in which a program takes too long is killed, and another
+one goes on.
 
 The record is ``docs/measured/device-programs-<card>.json``: the seeds, and what became of them. Where one is there that
 was made with the same GPU code, the new runs are added to it.
@@ -44,6 +47,7 @@ CHUNK = 50
 WORKERS = 14
 """For each card."""
 CHECKS = ("results", "gradients")
+ROUTING_CHECKS = ("routing", "routing-gradients")
 FAILURES = ("wrong", "crash", "hang")
 
 
@@ -53,10 +57,14 @@ FAILURES = ("wrong", "crash", "hang")
 def inside(backend: str, device: str, checks: Sequence[str], seeds: Sequence[int]) -> int:
     """Try the programs of ``seeds``, and write a line of JSON before and after each check of each."""
     import jitgen
+    from tests import routing_programs
     from tests.program_gradients import gradient_verdict
     from tests.programs import Program, Verdict, draw, verdict
 
-    def judge(program: Program, check: str) -> Verdict:
+    def judge(program: Any, check: str) -> Verdict:
+        if check in ROUTING_CHECKS:
+            gradients = check == ROUTING_CHECKS[1]
+            return routing_programs.judged(program, jitgen.jit(backend=backend), gradients, device)
         judged: Callable[..., Verdict] = {"results": verdict, "gradients": gradient_verdict}[check]
         return judged(program, jitgen.jit(program.function(), backend=backend))
 
@@ -74,11 +82,13 @@ def inside(backend: str, device: str, checks: Sequence[str], seeds: Sequence[int
         return program
 
     for seed in seeds:
-        program = draw(random.Random(seed).choice).on(device)
         for check in checks:
-            say(seed=seed, check=check, text=program.text)
+            routes = check in ROUTING_CHECKS
+            program: Any = routing_programs.program(seed) if routes else draw(random.Random(seed).choice).on(device)
+            say(seed=seed, check=check, text=repr(program) if routes else program.text)
             kind, found = judge(program, check)
-            found_of = {"found": found[:500], "program": repr(shortest(program, check))} if kind in FAILURES else {}
+            shown = program if routes or kind not in FAILURES else shortest(program, check)
+            found_of = {"found": found[:500], "program": repr(shown)} if kind in FAILURES else {}
             say(seed=seed, check=check, kind=kind, **found_of)
             if kind == "crash" and _context_is_lost():
                 return 1
@@ -182,7 +192,8 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seeds", help="these alone, separated by commas")
     parser.add_argument("--backends", default="cuda,triton", help="separated by commas (default: %(default)s)")
-    parser.add_argument("--checks", default=",".join(CHECKS), help="separated by commas (default: %(default)s)")
+    every = ", ".join((*CHECKS, *ROUTING_CHECKS))
+    parser.add_argument("--checks", default=",".join(CHECKS), help=f"of {every}, separated by commas")
     parser.add_argument("--workers", type=int, default=cards.workers(WORKERS))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of all (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="cpu: for --backends cpp; no record is written")

@@ -204,6 +204,12 @@ def test_a_whole_process_of_programs() -> None:
     assert {row["kind"] for row in rows} <= {"right", "refused", "none"}
 
 
+@pytest.mark.slow
+def test_a_whole_process_of_mixtures() -> None:
+    rows = list(gpu_programs.run("cpp", "cpu", gpu_programs.ROUTING_CHECKS, [3], 1, time.monotonic() + 100))
+    assert [(row["check"], row["kind"]) for row in rows] == [(check, "right") for check in gpu_programs.ROUTING_CHECKS]
+
+
 def test_a_record_takes_the_runs_of_the_same_code(tmp_path: Path) -> None:
     path = tmp_path / "device-programs-h100.json"
     record = {"gpu_code_digest": "a", "runs": [{"first_seed": 0}]}
