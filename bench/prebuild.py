@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -70,27 +70,45 @@ def compile_each(compiled: Callable[..., str], jobs: Sequence[tuple[Any, ...]]) 
         wait_for("")
 
 
+class Compiled:
+    """What is being compiled for groups of jobs.
+
+    Attributes:
+        groups: the jobs of each group.
+        futures: what each of them will return: what went wrong, or nothing.
+    """
+
+    def __init__(self, groups: Mapping[Any, Sequence[tuple[Any, ...]]], futures: Mapping[Any, Sequence[Future[str]]]):
+        self.groups = groups
+        self.futures = futures
+
+    def __call__(self, group: Any) -> bool:
+        """Waits for the jobs of one group, and returns whether nothing went wrong."""
+        failures = [future.result() for future in self.futures[group]]
+        for job, failure in zip(self.groups[group], failures, strict=True):
+            if failure:
+                print("not compiled", job, failure, flush=True)
+        return not any(failures)
+
+    def ready(self, group: Any) -> bool:
+        """Whether the jobs of one group are done."""
+        return all(future.done() for future in self.futures[group])
+
+
 @contextmanager
 def compiling(
     compiled: Callable[..., str],
     groups: Mapping[Any, Sequence[tuple[Any, ...]]],
     context: BaseContext | None = None,
-) -> Iterator[Callable[[Any], bool]]:
-    """Calls ``compiled`` as ``compile_each`` does, for several groups of jobs; gives a function that waits for those of
-    one group and returns whether nothing went wrong, so that what needs them may begin before the others are done. The
-    processes are forks of this one, which may not have a device yet, unless ``context`` says otherwise."""
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
+    processes: int | None = None,
+) -> Iterator[Compiled]:
+    """Calls ``compiled`` as ``compile_each`` does, for several groups of jobs, so that what needs one group may begin
+    before the others are done. There are as many ``processes`` as cores by default. They are forks of this one, which
+    may not have a device yet, unless ``context`` says otherwise."""
+    with ProcessPoolExecutor(processes or len(os.sched_getaffinity(0)), mp_context=context) as pool:
         futures = {group: [pool.submit(compiled, *job) for job in jobs] for group, jobs in groups.items()}
-
-        def wait_for(group: Any) -> bool:
-            failures = [future.result() for future in futures[group]]
-            for job, failure in zip(groups[group], failures, strict=True):
-                if failure:
-                    print("not compiled", job, failure, flush=True)
-            return not any(failures)
-
         try:
-            yield wait_for
+            yield Compiled(groups, futures)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -7,20 +7,19 @@ beginning of a sweep are spread evenly. N and K are drawn on a logarithmic scale
 weight as one of its group of 32, 64 or 128; half of them have a large odd factor, the others are rounded to multiples
 of 256. Every third product is timed with bias and gelu too, in alternation.
 
-On a GPU other processes compile what is measured next, of jitgen and of humming (``prebuild.py``), and a sweep may end
-after ``Bench.seconds``. A case that raises, or whose result is wrong (``measurement.MOST_ERROR``), has failed: it has
-no times, and its notes say why. ``tabulated`` condenses a sweep by kinds and ranges of rows.
+On a GPU other processes compile what is measured next, of jitgen and of humming (``compiled_ahead``), and a sweep may
+end after ``Bench.seconds``. A case that raises, or whose result is wrong (``measurement.MOST_ERROR``), has failed: it
+has no times, and its notes say why. ``tabulated`` condenses a sweep by kinds and ranges of rows.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
-from contextlib import nullcontext, suppress
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import geometric_mean
@@ -32,7 +31,7 @@ import jitgen
 from bench import attention, batched, humming_products
 from bench.epilogues import biased
 from bench.measurement import MOST_ERROR, Bench, Measurement
-from bench.prebuild import compiling, gpu_target, importing
+from bench.prebuild import Compiled, compiling, gpu_target, importing
 from bench.products import Product, linear, measure
 from bench.sizes import log_uniform, side
 from jitgen.spec import dtype_name
@@ -73,6 +72,10 @@ BUDGET = 0.03
 """Seconds of timing of a case on a GPU."""
 WITH_EPILOGUE = 3
 """Every so manieth product of a kind has an epilogue too."""
+CHUNK, HUMMING_PROCESSES = 6, 2
+"""Kernels that humming compiles at once in a process, and processes of it."""
+WINDOW = 2 * len(CYCLE["cuda"])
+"""The cases of which the first that is compiled is measured next."""
 WORST = 5
 FAILED = ("failed", "wrong")
 """How a note begins that says why a case has no times."""
@@ -109,10 +112,10 @@ class Case:
             return f"{self.kind}: {self.attended}"
         if self.kind == "batched":
             return f"{self.kind}: {self.batch} of M={self.rows}, {self.columns}x{self.length}"
-        return f"{self._product.name}, M={self.rows}"
+        return f"{self.product.name}, M={self.rows}"
 
     @property
-    def _product(self) -> Product:
+    def product(self) -> Product:
         name = f"{self.kind}: {self.columns}x{self.length}" + (f" g{self.group}" if self.group else "")
         format, group = FORMATS.get(self.kind), self.group or self.length
         return Product(name, linear, 1, format, (self.columns, self.length), self.dtype, group)
@@ -153,7 +156,7 @@ class Case:
             peers = {"peers": PEERS} if bench.device == "cuda" else {}
             epilogue = biased if self.epilogue else None
             copied = CACHES * bench.elements
-            yield from measure(self._product, (self.rows,), bench, SWEEP, copied, PATIENCE, epilogue=epilogue, **peers)
+            yield from measure(self.product, (self.rows,), bench, SWEEP, copied, PATIENCE, epilogue=epilogue, **peers)
 
 
 def _heads(case: attention.Case) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -197,31 +200,80 @@ def built(case: Case, backend: str, target: str) -> str:
     """Compiles a case's kernels into the store, in a process of its own; what went wrong, or nothing."""
     torch.set_num_threads(1)
     try:
-        if backend == "humming":
-            humming_products.compiled(case._product, case.rows)
-            return ""
         for function, specs in case.calls():
             jitgen.jit(backend=backend)(function).lower(*specs, target=target).compile()
     except Exception as error:  # the measuring process meets it again
-        return f"{case}: {type(error).__name__}: {str(error)[:300]}"
+        return f"{type(error).__name__}: {str(error)[:300]}"
     return ""
+
+
+def built_by_humming(*chunk: Case) -> str:
+    """Compiles humming's kernels of some cases in threads, each of which waits for a process of the compiler: one
+    process and one context on the device for all of them. What went wrong, or nothing."""
+
+    def failure(case: Case) -> str:
+        try:
+            humming_products.compiled(case.product, case.rows)
+        except Exception as error:
+            return f"{case}: {type(error).__name__}: {str(error)[:300]}"
+        return ""
+
+    with ThreadPoolExecutor(CHUNK) as pool:
+        return "; ".join(filter(None, pool.map(failure, chunk)))
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What other processes compile for the cases of a sweep.
+
+    Attributes:
+        own: the jobs of each case, of jitgen.
+        humming: those of each chunk of cases, of humming.
+        chunks: the chunk of each case that has one.
+    """
+
+    own: Compiled
+    humming: Compiled
+    chunks: Mapping[Case, int]
+
+    def ready(self, case: Case) -> bool:
+        return self.own.ready(case) and (case not in self.chunks or self.humming.ready(self.chunks[case]))
+
+    def wait_for(self, case: Case) -> None:
+        with suppress(BrokenExecutor):  # then the measuring process compiles
+            self.own(case)
+            if case in self.chunks:
+                self.humming(self.chunks[case])
+
+
+@contextmanager
+def compiled_ahead(drawn: Sequence[Case], bench: Bench) -> Iterator[Ahead]:
+    """Compiles what the cases need, in their order, while they are measured."""
+    target, context = gpu_target(), importing(__name__)
+    own = {case: [(case, backend, target) for backend in bench.backends] for case in drawn}
+    theirs = [case for case in drawn if case.kind in FORMATS and humming_products.multiplies(case.product)]
+    humming = {index: [tuple(theirs[index : index + CHUNK])] for index in range(0, len(theirs), CHUNK)}
+    chunks = {case: index for index, (chunk,) in humming.items() for case in chunk}
+    with (
+        compiling(built_by_humming, humming, context, HUMMING_PROCESSES) as by_humming,
+        compiling(built, own, context) as by_jitgen,
+    ):
+        yield Ahead(by_jitgen, by_humming, chunks)
 
 
 def run(bench: Bench, kinds: Sequence[str] | None = None) -> Iterator[Measurement]:
     """The measurements of ``cases``."""
     started = time.monotonic()
-    drawn = list(cases(bench, kinds))
+    pending = list(cases(bench, kinds))
     on_gpu = bench.device == "cuda"
     if on_gpu:
         bench = replace(bench, compile_peer=False, budget=BUDGET)
-    jobs = {case: list(_jobs(case, bench)) for case in drawn} if on_gpu else {}
-    pool = compiling(built, jobs, importing(__name__)) if on_gpu and len(os.sched_getaffinity(0)) > 1 else None
-    with torch.no_grad(), pool or nullcontext(lambda case: True) as wait_for:
-        for case in drawn:
-            if bench.seconds is not None and time.monotonic() - started > bench.seconds:
-                break
-            with suppress(BrokenExecutor):  # then this process compiles
-                wait_for(case)
+    with torch.no_grad(), compiled_ahead(pending, bench) if on_gpu else nullcontext() as ahead:
+        while pending and (bench.seconds is None or time.monotonic() - started < bench.seconds):
+            case = next((case for case in pending[:WINDOW] if ahead is None or ahead.ready(case)), pending[0])
+            pending.remove(case)
+            if ahead is not None:
+                ahead.wait_for(case)
             yield from _attempted(case, bench)
             if on_gpu:
                 torch.cuda.synchronize()  # raises where a kernel has broken the context: no further case would be timed
@@ -245,14 +297,6 @@ def _attempted(case: Case, bench: Bench) -> Iterator[Measurement]:
 def products(bench: Bench) -> Iterator[Measurement]:
     """``run`` without batches and attention."""
     yield from run(bench, [kind for kind in CYCLE[bench.device] if kind in (*FORMATS, *DENSE)])
-
-
-def _jobs(case: Case, bench: Bench) -> Iterator[tuple[Case, str, str]]:
-    target = gpu_target()
-    for backend in bench.backends:
-        yield case, backend, target
-    if case.kind in FORMATS and humming_products.multiplies(case._product):
-        yield case, "humming", target
 
 
 def kind_of(row: Row) -> str:

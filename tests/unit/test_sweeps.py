@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import math
 import random
 import runpy
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -92,6 +94,44 @@ def test_a_sweep_measures_products_with_and_without_their_epilogue() -> None:
         assert found.error < MOST_ERROR[torch.float32]
     ((kind, backend, count, *_),) = sweep.epilogues([fused.to_json()])
     assert (kind, backend, count) == ("int4", "cpp", "1")
+
+
+def test_the_first_case_that_is_compiled_is_measured_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = list(sweep.cases(GPU))
+    late, waited, measured = set(drawn[:3]), [], []
+    ahead = mock.Mock(ready=lambda case: case not in late or len(measured) > 100, wait_for=waited.append)
+
+    def attempted(case: sweep.Case, bench: Bench) -> Iterator[Measurement]:
+        measured.append(case)
+        yield from ()
+
+    monkeypatch.setattr(sweep, "compiled_ahead", lambda *_: contextlib.nullcontext(ahead))
+    monkeypatch.setattr(sweep, "_attempted", attempted)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    assert not list(sweep.run(GPU))
+    assert measured == [*drawn[3:104], *drawn[:3], *drawn[104:]] == waited
+
+
+def test_humming_compiles_in_chunks_of_the_cases_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted = []
+
+    @contextlib.contextmanager
+    def compiling(function: object, groups: dict[object, list[tuple[sweep.Case, ...]]], *_: object) -> Iterator[object]:
+        submitted.append((function, groups))
+        yield mock.Mock(ready=lambda group: group != 0)
+
+    monkeypatch.setattr(sweep, "compiling", compiling)
+    monkeypatch.setattr(sweep, "gpu_target", lambda: "sm_90a")
+    monkeypatch.setattr(sweep.humming_products, "multiplies", lambda product: product.format == "int4")
+    drawn = list(sweep.cases(GPU))
+    with sweep.compiled_ahead(drawn, GPU) as ahead:
+        (_, by_humming), (_, own) = submitted
+        assert [case for (case, *_), *_ in own.values()] == drawn
+        chunks = [chunk for (chunk,) in by_humming.values()]
+        assert [case for chunk in chunks for case in chunk] == [case for case in drawn if case.kind == "int4"]
+        assert {len(chunk) for chunk in chunks[:-1]} == {sweep.CHUNK}
+        assert [case for case in drawn if not ahead.ready(case)] == list(chunks[0])
 
 
 def test_no_case_begins_after_the_seconds_of_a_sweep() -> None:
