@@ -92,6 +92,12 @@ def calibrate(
         calibration = _Calibration(model, list(batches), planned.jobs, method, percentile, say)
         calibration.observe()
         made, refused = calibration.quantised(sequential)
+    for job, why in refused:
+        if calibration.factors.concerns(job):
+            raise FormatError(
+                f"{job.names[0]} cannot be quantised with the factors that {method} gives it: {why}; take another "
+                "format for it, or None"
+            )
     skipped = [*planned.skipped, *(SkippedLayer(name, why) for job, why in refused for name in job.names)]
     layers = tuple(described(job, calibration.factors.scaled(job), weight) for job, weight in made)
     migrated = tuple(job.names[0] for job, _ in made if id(job.weight) in calibration.factors.columns)
@@ -148,8 +154,9 @@ class _Calibration:
             self._migrate()
 
     def _migrate(self) -> None:
-        """Finds the factors that move from activations to weights."""
-        seen = [job for job in self.jobs if self.observed[id(job.weight)].rows]
+        """Finds the factors that move from activations to weights that can be quantised: others are left as they are,
+        and so is whatever returns what they multiply."""
+        seen = [job for job in self.jobs if self.observed[id(job.weight)].rows and _is_made(job)]
         parameters = {id(parameter): parameter for parameter in self.model.parameters()}
         migration = Migration(self.method, parameters, seen, self.observed, self._result)
         for number in migration.find():
@@ -239,6 +246,16 @@ class _Calibration:
         assert observed.largest is not None
         most = float(observed.largest.max()) if self.method == "absmax" else observed.percentile(self.percentile)
         return made.with_input_scale(max(most / ACTIVATIONS[job.kind].largest, SMALLEST_SCALE))
+
+
+def _is_made(job: Job) -> bool:
+    """Returns whether the weight of ``job`` has its format at all: its columns may fit no blocks, its numbers no
+    scales."""
+    try:
+        quantize(job.dense, job.row.name, job.group_size, method="absmax", activation=job.kind)
+    except FormatError:
+        return False
+    return True
 
 
 def _substitute(job: Job, made: QTensor) -> Substitute:

@@ -47,6 +47,10 @@ class Factors:
     columns: dict[int, torch.Tensor] = field(default_factory=dict)
     stored: dict[int, torch.Tensor] = field(default_factory=dict)
 
+    def concerns(self, job: Job) -> bool:
+        """Returns whether the weight of ``job`` has any factors."""
+        return any(id(job.weight) in factors for factors in (self.rows, self.columns, self.stored))
+
     def scaled(self, job: Job) -> torch.Tensor:
         """Returns the weight of ``job``, (N, K), with its factors; the weight itself where it has none."""
         dense, rows, columns = job.dense, self.rows.get(id(job.weight)), self.columns.get(id(job.weight))

@@ -265,6 +265,21 @@ def test_a_layer_of_infinite_activations_is_left_as_it_was(method: str, value: f
     assert "infinite or NaN" in report.skipped[0].reason
 
 
+@pytest.mark.parametrize("method", ["smoothquant", "awq"])
+@pytest.mark.parametrize(("width", "hidden"), [(64, 40), (40, 64)])
+@pytest.mark.filterwarnings("ignore::jitgen.errors.FallbackWarning")
+def test_nothing_moves_to_weights_that_are_left_as_they_were(method: str, width: int, hidden: int) -> None:
+    plain = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width))
+    plain, data = plain.requires_grad_(False), [torch.randn(20, width) * torch.linspace(0.1, 9, width)]
+    made = copy.deepcopy(plain)
+    report = jitgen.calibrate(made, data, method, format="fp8_e4m3", activation="mxfp8")
+    left = "3" if hidden == 40 else "1"
+    assert [skip.name for skip in report.skipped] == [left]
+    assert left not in report.migrated
+    assert torch.equal(made.get_submodule(left).weight, plain.get_submodule(left).weight)
+    assert error(made, plain, data[0]) < 0.1  # e4m3 has 2^-4 of a number at most, both operands have it
+
+
 def test_importance_weights_errors() -> None:
     weight, importance = torch.randn(32, 64), torch.ones(64)
     importance[::8] = 1e4
