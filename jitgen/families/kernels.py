@@ -1,8 +1,8 @@
 """Turns regions into kernels: regions of one family share a kernel if the family allows it (``Family.joins``), up to
-``MAX_REGIONS`` regions and ``MAX_OPERANDS`` operands. Regions that do the same to several tensors, as an optimiser's
-step does, are bodies of one text, and share a kernel up to ``MOST_BYTES`` of parameters; the strides of a call may
-divide it again (``elementwise/texts.py``). An update in place shares one with the regions right before it alone, so
-that it stays behind those that read what it changes."""
+``MAX_REGIONS`` regions, ``MAX_OPERANDS`` operands and the length ``LONGEST``. Regions that do the same to several
+tensors, as an optimiser's step does, are bodies of one text, and share a kernel up to ``MOST_BYTES`` of parameters; the
+strides of a call may divide it again (``elementwise/texts.py``). An update in place shares one with the regions right
+before it alone, so that it stays behind those that read what it changes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jitgen.families import registry
+from jitgen.families.lengths import LONGEST, length_of
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Shape
 from jitgen.ir.program import Alias, Buffer, Kernel
@@ -63,6 +64,7 @@ class _Lowered:
         self.family = registry.named(region.family)
         self.scalars: list[tuple[Expr, str]] = []
         self.body = self.family.body(*self._arguments, self.scalars)
+        self.length = sum(length_of(instruction.op) for instruction in self.body.instructions)
 
     def within(self, scalars: list[tuple[Expr, str]]) -> Body:
         """Returns the body in a kernel that has ``scalars``, to which its own are added."""
@@ -81,6 +83,7 @@ class _Group:
         bodies: of the regions.
         scalars: run-time scalars of all bodies.
         operands: how many all bodies have.
+        length: of the texts of all bodies.
         bytes: of the parameters of all bodies, at most.
         is_alike: whether all do the same to several tensors, and a dialect knows one text for them.
     """
@@ -89,7 +92,7 @@ class _Group:
         self.family = first.family
         self.scalars: list[tuple[Expr, str]] = []
         self.bodies: list[Body] = []
-        self.operands = self.bytes = 0
+        self.operands = self.bytes = self.length = 0
         self._first, self.is_alike = first, is_alike
 
     def takes(self, lowered: _Lowered) -> bool:
@@ -98,12 +101,15 @@ class _Group:
             return False
         if self.is_alike and lowered.does_what(self._first):
             return self.bytes + _bytes_of(lowered.body) <= MOST_BYTES
+        if self.length + lowered.length > LONGEST:
+            return False
         return len(self.bodies) < MAX_REGIONS and self.operands + len(lowered.body.operands) <= MAX_OPERANDS
 
     def add(self, lowered: _Lowered) -> None:
         """Computes this in the kernel."""
         self.bodies.append(body := lowered.within(self.scalars))
         self.operands += len(body.operands)
+        self.length += lowered.length
         self.bytes += _bytes_of(body)
         self.is_alike = self.is_alike and lowered.does_what(self._first)
 

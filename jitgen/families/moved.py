@@ -1,8 +1,8 @@
 """Moves every view of a graph to its inputs, which is where a kernel can read it by strides.
 
 What several views read (``several_views.py``), and some products that a graph both returns and reads, are stored first.
-An expression that reads more tensors than a kernel may is divided. An argument whose elements are replaced before
-anyone reads them again is itself what later nodes read.
+An expression that reads more tensors than a kernel may is divided, and so is a long one (``long_expressions.py``). An
+argument whose elements are replaced before anyone reads them again is itself what later nodes read.
 
 Neighbours: ``ir/views.py`` moves one view; ``families/partition.py`` partitions what comes out.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 from jitgen.families.changes import State, changes_of
 from jitgen.families.family import Partition
+from jitgen.families.long_expressions import LongExpressions, is_long
 from jitgen.families.several_views import costs_less_where_chosen, stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.windows import around_convolutions, product_with_windows
@@ -113,7 +114,8 @@ def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partiti
     def chosen_again(gather: Node, source: Node) -> bool:
         return costs_less_where_chosen(gather, source, index, partition)
 
-    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, states, partition.device.is_gpu, chosen_again)
+    divided = LongExpressions(index, partition.temporaries) if is_long(index) else None
+    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, states, partition.device.is_gpu, chosen_again, divided)
     values = rebuilt.roots(graph.results)
     numbers = (number for number, _ in graph.mutated)
     updates = dict(zip(numbers, values[len(graph.outputs) :], strict=True))
@@ -133,6 +135,7 @@ class _Rebuilt:
         has_windows: whether convolutions are products with windows in memory.
         chosen_again: ``(gather, source)``: whether elements of the computed ``source`` are computed where they are
             chosen, instead of all of them stored.
+        divided: where long expressions are divided; None in a graph that has none.
     """
 
     def __init__(
@@ -143,10 +146,11 @@ class _Rebuilt:
         arguments: Mapping[Node, State],
         has_windows: bool,
         chosen_again: Callable[[Node, Node], bool],
+        divided: LongExpressions | None,
     ) -> None:
         self.sizes, self.temporaries, self.has_windows = sizes, temporaries, has_windows
         self.mover = temporaries.mover
-        self.stored, self.arguments, self.chosen_again = stored, arguments, chosen_again
+        self.stored, self.arguments, self.chosen_again, self.divided = stored, arguments, chosen_again, divided
         self.states: dict[Node, State] = {}
         self.changes: dict[Node, Node] = {}
         self._reads: dict[Node, frozenset[Node]] = {}
@@ -156,6 +160,8 @@ class _Rebuilt:
         memo: dict[int, Node] = {}
         for node in topological(roots):
             rebuilt = self._node(node, [memo[id(child)] for child in node.inputs])
+            if self.divided is not None:
+                rebuilt = self.divided.shortened(node, rebuilt, memo)
             if id(node) in self.stored:
                 rebuilt = self.temporaries.materialize(rebuilt)
             if node in self.arguments:

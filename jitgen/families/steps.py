@@ -17,6 +17,7 @@ from jitgen.families import registry
 from jitgen.families.changes import State
 from jitgen.families.claims import Claims
 from jitgen.families.kernels import MAX_OPERANDS
+from jitgen.families.lengths import LONGEST, length
 from jitgen.families.short_rows import beside_others
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import GATHER, INPUT
@@ -25,11 +26,6 @@ from jitgen.ir.views import Strided
 
 MOST_TEMPORARIES = 64
 """Temporaries beyond four for each node of the graph; a partition that asks for more of them would not end."""
-
-
-MOST_OPERATIONS = 512
-"""Operations of a region up to which it computes another one too. A long loop that is unrolled is several kernels of
-equal steps, which are compiled once; one of all steps would not end to compile."""
 
 
 class Step(NamedTuple):
@@ -377,7 +373,7 @@ def _is_moderate(region: Region) -> bool:
     nodes = topological(node for store in region.stores for node in store.sources)
     computed = [node for node in nodes if not node.is_in_memory]
     read = {child for node in computed for child in node.inputs if child.is_in_memory}
-    return len(read) + len(region.stores) <= MAX_OPERANDS and len(computed) <= MOST_OPERATIONS
+    return len(read) + len(region.stores) <= MAX_OPERANDS and length(computed) <= LONGEST
 
 
 def _takes_pointwise(region: Region) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from jitgen.families.elementwise import NAME
 from jitgen.families.family import Claim, Partition
+from jitgen.families.lengths import share_a_text
 from jitgen.ir import symbols
 from jitgen.ir.analysis import sliced
 from jitgen.ir.body import Body
@@ -80,16 +81,18 @@ def _regions(results: Sequence[Node], mover: Mover, materialize: Callable[[Node]
 
 
 def _in_groups(stores: Sequence[Store]) -> Iterator[tuple[Store, ...]]:
-    """Yields ``stores`` in order, in groups that write and read few enough tensors for one region."""
+    """Yields ``stores`` in order, in groups that write and read few enough tensors for one region, and whose text is no
+    longer than compilers are quick with."""
     group: list[Store] = []
-    reads: set[int] = set()
+    nodes: set[Node] = set()
     for store in stores:
-        own_reads = {id(leaf) for leaf in _leaves([store])}
-        if group and (len(group) == MAX_STORES or len(reads | own_reads) > MAX_READS):
+        own = set(_nodes([store]))
+        reads = sum(node.kind in (INPUT, VIEW) for node in nodes | own)
+        if group and (len(group) == MAX_STORES or reads > MAX_READS or not share_a_text(nodes, own)):
             yield tuple(group)
-            group, reads = [], set()
+            group, nodes = [], set()
         group.append(store)
-        reads |= own_reads
+        nodes |= own
     if group:
         yield tuple(group)
 
@@ -112,6 +115,8 @@ def _add(regions: list[Region], region: Region, mover: Mover) -> None:
                 # Sizes that are equal in this call may differ in others. Requiring them to be equal (``mover.decide``)
                 # restricts the kernel to such calls, which only a shared tensor is worth.
                 known = all(condition is True for condition in equal)
+                if not share_a_text(set(_nodes(region.stores)), set(_nodes(other.stores))):
+                    continue
                 if known or (shared and mover.likely(equal) and all(mover.decide(condition) for condition in equal)):
                     regions[index] = _region(other.shape, (*other.stores, *region.stores))
                     return
@@ -120,9 +125,13 @@ def _add(regions: list[Region], region: Region, mover: Mover) -> None:
 
 def _leaves(stores: Sequence[Store]) -> list[Node]:
     """Returns the inputs, or views of inputs, that ``stores`` read."""
+    return [node for node in _nodes(stores) if node.kind in (INPUT, VIEW)]
+
+
+def _nodes(stores: Sequence[Store]) -> Iterator[Node]:
+    """Yields what ``stores`` write, and all that is computed for it, from inputs and views of inputs on."""
     sources = (node for store in stores for node in store.sources)
-    nodes = walked(sources, lambda node: () if node.kind in (INPUT, VIEW) else node.inputs)
-    return [node for node in nodes if node.kind in (INPUT, VIEW)]
+    return walked(sources, lambda node: () if node.kind in (INPUT, VIEW) else node.inputs)
 
 
 def _without_one_concatenation(
