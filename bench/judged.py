@@ -98,13 +98,13 @@ def read(path: Path) -> list[Problem]:
 def launch_of(problem: Problem) -> WgmmaLaunch | None:
     """What a call of this product launches; None where it is another mainloop, or two kernels.
 
-    Where that has no timing, it is chosen of those of ``wgmma_tiles.ARRANGED`` that have: some records are older than
-    these tiles."""
+    Where that has no timing, it is chosen of those of ``wgmma_tiles.ARRANGED`` that have, and without ``TALL_TOKENS``:
+    some records are older than these tiles."""
     launch = _launch(problem)
     if launch is None or label_of(launch.tiling, launch.splits) in problem.times:
         return launch
     timed = tuple(tiling for tiling in wgmma_tiles.ARRANGED if label_of(tiling, 1) in problem.times)
-    with mock.patch.object(wgmma_tiles, "ARRANGED", timed):
+    with mock.patch.multiple(wgmma_tiles, ARRANGED=timed, TALL_TOKENS=()):
         return _launch(problem)
 
 

@@ -310,6 +310,8 @@ QUANTIZED = (
     Quantized(tokens=208, blocks=1, stages=5, trimmed=True),
     Quantized(tokens=240, blocks=1, stages=4),
     Quantized(tokens=64, span=2, stages=4, ranges=3, trimmed=True),
+    Quantized(tokens=160, warpgroups=3, blocks=1, span=2, stages=3, trimmed=True),
+    Quantized(tokens=176, warpgroups=3, blocks=1, group=32),
 )
 DENSE = (
     Dense(),

@@ -21,7 +21,16 @@ from jitgen.families.gemm import FAMILY
 from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized
 from jitgen.families.gemm.schedule import bucket, fewest_rows
 from jitgen.families.gemm.wgmma_model import tile_rounds
-from jitgen.families.gemm.wgmma_tiles import MOST_SUMS, WGMMA_SIZES, Weights, candidates, complementary, cost, estimate
+from jitgen.families.gemm.wgmma_tiles import (
+    MOST_SUMS,
+    TALL_TOKENS,
+    WGMMA_SIZES,
+    Weights,
+    candidates,
+    complementary,
+    cost,
+    estimate,
+)
 from jitgen.schedule.chips import H200
 from jitgen.schedule.tuned import SCHEDULE_LIMIT
 
@@ -105,7 +114,8 @@ def test_any_shape_has_tiles_within_the_header_s_limits(
     assert tiles.tokens in WGMMA_SIZES
     assert tiles.span == 1 or bits == 4
     assert tiles.cluster_k_splits in H200.resident_clusters
-    assert tiles.blocks_of_rows * tiles.tokens <= MOST_SUMS[tiles.warpgroups, tiles.resident]
+    most = TALL_TOKENS[-1] if tiles.warpgroups == 3 and light else MOST_SUMS[tiles.warpgroups, tiles.resident]
+    assert tiles.blocks_of_rows * tiles.tokens <= most
     assert light or tiles.warpgroups * tiles.resident <= 2
     assert estimate(tiles, rows, weights)[0] <= tiles.cluster_k_splits
 
@@ -166,11 +176,11 @@ def test_many_rows_have_the_tallest_tiles() -> None:
 
 
 def test_large_products_have_the_tiles_that_were_fastest() -> None:
-    """128 rows of x by 256 columns, which were fastest for timed products of more than 120 GFLOP; 128 by 128 took 4 to
-    11 % longer."""
+    """128 rows of x by 256 columns, or 144 to 176 by 192: which of them depends on the last round of blocks. 128 by 128
+    took 4 to 11 % longer for timed products of more than 120 GFLOP."""
     for columns, length in ((4096, 4096), (28672, 4096), (4096, 14336), (57344, 8192), (8192, 28672)):
         chosen = choose(fewest_rows(4096), bucket(4096), quantized((columns,), length))
-        assert (chosen.tokens, chosen.warpgroups, chosen.blocks_of_rows) == (128, 2, 2)
+        assert (chosen.tokens, chosen.warpgroups, chosen.blocks_of_rows) in ((128, 2, 2), (160, 3, 1), (176, 3, 1))
 
 
 @pytest.mark.parametrize("case", ["dense", "batched", "quantised"])

@@ -185,6 +185,9 @@ SWAPPED_LINES = 1.18
 """The epilogue of a tile whose columns are rows of x, as a multiple of that of others."""
 QUARTER_LINES = 1.89
 """The epilogue where 16 columns or rows of x are staged at once, as a multiple of that with more."""
+QUARTER_TOKENS = 1.73
+"""The epilogue of codes where 16 rows of x are staged at once, as a multiple of that with 32 or 64 (two products of
+short K on an H200)."""
 TALL_WAIT = 81
 """Cycles that an iteration waits longer where a warpgroup has several blocks of 64 rows."""
 BYTES = TileFit(
