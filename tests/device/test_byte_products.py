@@ -306,6 +306,25 @@ def test_a_norm_and_swiglu_are_quantised_in_blocks(backend: str) -> None:
         close(compiled(x, gain, *weights), hidden @ down, 2.0**-4)
 
 
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_attention_is_quantised_in_blocks(backend: str) -> None:
+    """One kernel has the codes and the scales of rows with all heads."""
+    weight = jitgen.quantize(
+        torch.randn(384, 512, device="cuda"), "fp8_e4m3.rows128", 128, activation="fp8_e4m3.block128"
+    )
+
+    def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: Any) -> torch.Tensor:
+        return F.linear(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2), w)
+
+    compiled = jitgen.jit(block, backend=backend)
+    for rows in (1, 70):
+        q, k, v = (torch.randn(1, 4, size, 128, dtype=torch.bfloat16, device="cuda") for size in (rows, 90, 90))
+        assert len(compiled.lower(q, k, v, weight).kernels) == 3
+        h = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v))).transpose(1, 2).flatten(-2).bfloat16()
+        expected = quantised(h, "fp8_e4m3.block128") @ weight.dequantize(torch.float64).T
+        close(compiled(q, k, v, weight), expected, 2.0**-4)
+
+
 @pytest.mark.parametrize("function", ["gelu", "biased", "layer norm"])
 def test_results_are_quantised_in_blocks(function: str) -> None:
     """Rows of clusters, rows that begin anywhere, tiles in turn, no row for a warpgroup, several tiles of a block."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -473,3 +474,32 @@ def test_codes_in_blocks_are_returned_by_one_kernel(kind: str, rows: int) -> Non
         assert torch.equal(scales, expected_scales)
         assert torch.equal(codes.float(), expected.float())
         assert len(function.lower(x).kernels) == 1
+
+
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("triton", "sm_90a")])
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3", "fp8_e4m3.block128"])
+def test_what_comes_before_is_quantised_with_it(backend: str, target: str, kind: str) -> None:
+    """SwiGLU, a sum, and attention, whose heads are one row, are followed by one kernel of codes and scales, which the
+    products share. In CUDA a norm is that kernel."""
+    format, group = ("fp8_e4m3.rows128", 128) if kind.endswith("128") else (kind, None)
+
+    def linear(h: torch.Tensor, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.linear(h, a), F.linear(h, b)
+
+    x, heads = (jitgen.TensorSpec(shape, torch.bfloat16) for shape in ((33, 256), (1, 2, 33, 128)))
+    attention = F.scaled_dot_product_attention
+    cases: list[tuple[Callable[..., Any], int, int]] = [
+        (lambda x, h, a, b: linear(F.rms_norm(x, (256,)), a, b), 1 if group is None or backend == "cuda" else 2, 0),
+        (lambda x, h, a, b: linear(F.silu(x) * x, a, b), 1, 0),
+        (lambda x, h, a, b: linear(x + 1, a, b), 1, 0),
+        (lambda x, h, a, b: linear(attention(h, h, h).transpose(1, 2).flatten(-2), a, b), 1, 1),
+    ]
+    weights = [
+        jitgen.TensorSpec((n, 256), torch.bfloat16, format=format, group_size=group, activation=kind)
+        for n in (384, 128)
+    ]
+    for function, rows, others in cases:
+        low = jitgen.jit(function).lower(x, heads, *weights, backend=backend, target=target)
+        families = [kernel.family for kernel in low.lowered.program.kernels]
+        assert families.count("reduction") == rows
+        assert len(families) == others + rows + families.count("gemm")

@@ -164,6 +164,8 @@ def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | 
     reduced = rows.reduced_shape
     if len(store.value.shape) < len(reduced) and (blocks := _regrouped(store, rows, partition)) is not None:
         store = blocks
+    elif _is_reshaped(store.value, reduced):
+        store = store.moved(("reshape",), reduced, lambda node: mover.move(node, ("reshape",), reduced))
     for dim, size in enumerate(reduced):
         shape = store.value.shape
         if size == 1 and len(shape) < len(reduced) and (dim >= len(shape) or shape[dim] != 1 or dim in rows.dims):
@@ -178,6 +180,14 @@ def _as_rows(store: Store, partition: Partition) -> tuple[_Rows | None, Store | 
         return None, None  # a row of the result would have no single stride
     value = _fit(store.value, rows, mover, partition.materialize)
     return (None, None) if value is None else (rows, replace(store, value=value))
+
+
+def _is_reshaped(value: Node, reduced: Shape) -> bool:
+    """Returns whether ``value``, of which dimensions of 1 are left out, is computed from a reshape of ``reduced``."""
+    if [size for size in value.shape if size != 1] != [size for size in reduced if size != 1]:
+        return False
+    views = nearest(value, {VIEW}, lambda between: between.kind.is_pointwise)
+    return any(view.attrs.kind == "reshape" and view.inputs[0].shape == reduced for view in views)
 
 
 def _permuted(store: Store, order: tuple[int, ...], mover: Mover) -> Store:
