@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen.families.gemm import low_bit_products
 from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights
 from jitgen.quant.activations import ACTIVATIONS, codes_of, scales_of
 from tests.interpreter import Check, serve
@@ -189,6 +191,37 @@ def _two_of_blocks() -> Iterator[str | None]:
 
 
 CHECKS["two of blocks"] = _two_of_blocks
+
+
+def _scaled() -> Iterator[str | None]:
+    """Codes with scales of 32 columns of both operands by ``tl.dot_scaled``, as on targets that have it: in tiles of
+    few and of many rows, a K that no step divides, rows of a weight, SwiGLU, and a NaN, which spoils its row alone."""
+    functions: dict[str, Callable[..., Any]] = {
+        "linear": lambda x, gate, up: F.linear(x, up),
+        "rows": lambda x, gate, up: F.linear(x, up[16:48]) + 1,
+        "swiglu": lambda x, gate, up: F.silu(F.linear(x, gate)) * F.linear(x, up),
+    }
+    wanted: dict[str, Callable[..., torch.Tensor]] = {
+        "linear": lambda x, gate, up: exact(x, up),
+        "rows": lambda x, gate, up: exact(x, up)[..., 16:48] + 1,
+        "swiglu": lambda x, gate, up: F.silu(exact(x, gate)) * exact(x, up),
+    }
+    with mock.patch.object(low_bit_products, "scaled_formats", return_value=("mxfp8", "mxfp4")):
+        for format in ("mxfp8", "mxfp4"):
+            for shape, k in (((1,), 32), ((20,), 416), ((2, 35), 256), ((130,), 160)):
+                gate, up = (jitgen.quantize(torch.randn(49, k), format, activation="mxfp8") for _ in range(2))
+                x = torch.randn(*shape, k) * torch.logspace(-2, 2, shape[-1])[:, None]
+                x[..., shape[-1] // 2, 0] *= 1 if k > 400 else torch.nan
+                for name, function in functions.items():
+                    scaled = jitgen.jit(function, backend="triton")
+                    if "by tl.dot_scaled" not in scaled.lower(x, gate, up, target="interpreter").explain():
+                        yield f"{format} {name}: no product of scaled codes"
+                    got, want = scaled(x, gate, up), wanted[name](x, gate, up)
+                    yield None if torch.equal(got.isnan(), want.isnan()) else f"{format} {name} {shape}: NaN elsewhere"
+                    yield wrong(got.nan_to_num(), want.nan_to_num(), 2e-6, format, name, shape, k)
+
+
+CHECKS["scaled"] = _scaled
 
 if __name__ == "__main__":
     serve(CHECKS)

@@ -180,7 +180,8 @@ class Contraction:
         grouping: what it divides, and how: ``"offsets"`` or ``"ids"`` of rows, or ``"lengths"``, offsets of K.
         blocks: of codes with scales of blocks (``quant/codes.py``), which of the operands have such:
             ``"x"``, ``"weight"`` or both. Their scales follow the codes among the operands of ``weight``, those of the
-            weight (columns / BLOCK, length / BLOCK) first, then those of x (rows, length / BLOCK).
+            weight (columns / BLOCK, length / BLOCK) first, then those of x (rows, length / BLOCK). Beside a quantised
+            weight with a ``format`` x alone has such, a scale for each of the weight's groups.
     """
 
     x: tuple[Instruction, ...]

@@ -231,15 +231,19 @@ class BodyBuilder:
         elif base.kind is not DEQUANTIZE:
             operands, described = (self._operand("weight", weight),), (None, None, None)
         else:
-            format, _, layout = described = base.attrs[:3]
-            tile = 1 if layout == "portable" else ROW_TILE
-            operands = tuple(
-                self._operand(kind, tensor, tuple(_of_tiles(movement, tensor, tile) for movement in weight.movements))
-                for kind, tensor in zip(weight_tensors(format), base.inputs, strict=True)
-            )
+            operands, described = self._tensors(weight), base.attrs[:3]
         precision = _precision(node, x)
         product = Contraction(tuple(inner.instructions), operands, x.shape[-1], x.dtype, precision, *described)
         return self._divided(product, node)
+
+    def _tensors(self, weight: Node) -> tuple[int, ...]:
+        """Adds the tensors of ``weight``, a quantised one or rows of it, to the body's operands."""
+        base = weight.under_views
+        tile = 1 if base.attrs.layout == "portable" else ROW_TILE
+        return tuple(
+            self._operand(kind, tensor, tuple(_of_tiles(movement, tensor, tile) for movement in weight.movements))
+            for kind, tensor in zip(weight_tensors(base.attrs.format), base.inputs, strict=True)
+        )
 
     def _divided(self, product: Contraction, node: Node) -> Contraction:
         """Adds to ``product``, which is that of ``node``, what divides rows, or K, among groups, if anything does."""
@@ -262,11 +266,17 @@ class BodyBuilder:
         return self._emit(Instruction("mul", (wide, factor), "float32", None, node.location))
 
     def _product_of_blocks(self, inner: BodyBuilder, node: Node) -> Contraction:
-        """Makes the product of codes of which one operand or both have scales of blocks."""
-        (x, *scales_of_x), (codes, *scales) = (
-            one.inputs if one.kind is DEQUANTIZE else (one,) for one in node.inputs[:2]
-        )
+        """Makes the product of codes of which one operand or both have scales of blocks; a weight may have its own."""
+        left, weight = node.inputs[:2]
+        x, *scales_of_x = left.inputs if left.kind is DEQUANTIZE else (left,)
         inner.value(x)
+        base = weight.under_views
+        if base.kind is DEQUANTIZE and base.attrs.layout != BLOCKS:
+            tensors = (*self._tensors(weight), *(self._operand("weight", one) for one in scales_of_x))
+            kept = tuple(inner.instructions), tensors, x.shape[-1], x.dtype, _precision(node, x)
+            format, group, layout = base.attrs[:3]
+            return Contraction(*kept, format, group, layout, blocks=("x",))
+        codes, *scales = weight.inputs if weight.kind is DEQUANTIZE else (weight,)
         blocks = (*(("weight",) if scales else ()), *(("x",) if scales_of_x else ()))
         operands = tuple(self._operand("weight", one) for one in (codes, *scales, *scales_of_x))
         precision = _precision(node, x)

@@ -37,6 +37,28 @@ def low_bits(rows: int) -> tuple[Any, ...]:
     return linear, TensorSpec((rows, K), torch.bfloat16), weight
 
 
+@pytest.mark.parametrize(
+    ("target", "format", "instruction"),
+    [
+        *(("sm_100a", format, "tcgen05.mma.*block_scale") for format in ("mxfp8", "mxfp4")),
+        *(("sm_120", "mxfp8", "mma.sync.*block_scale"), ("sm_120", "mxfp4", "bf16"), ("sm_90a", "mxfp8", "bf16")),
+    ],
+)
+@pytest.mark.slow
+def test_scales_of_32_columns_are_those_of_the_instruction(target: str, format: str, instruction: str) -> None:
+    """Two products read the activation's scales; where a target has no such products, both operands are decoded."""
+    weight = TensorSpec((256, 256), torch.bfloat16, format=format, activation="mxfp8")
+    swiglu = jitgen.jit(lambda x, a, b: F.silu(F.linear(x, a)) * F.linear(x, b), backend="triton")
+    for rows in (1, 300):
+        low = swiglu.lower(TensorSpec((rows, 256), torch.bfloat16), weight, weight, target=target)
+        scaled = "block_scale" in instruction
+        assert ("by tl.dot_scaled" in low.explain()) == scaled
+        assert ("the target has no products of them" in low.explain()) != scaled
+        multiplied = re.findall(r"(?:tcgen05\.mma|mma\.sync|wgmma\.mma_async)\S*", low.compile().asm["ptx"])
+        assert multiplied
+        assert all(re.search(instruction, one) for one in multiplied)
+
+
 def codes(rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return product, TensorSpec((rows, K), dtype), TensorSpec((N, K), dtype)
 

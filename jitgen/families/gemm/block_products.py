@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.device import Device
 from jitgen.ir import symbols
-from jitgen.ir.analysis import one_of, varies
+from jitgen.ir.analysis import one_of, unrounded, varies
 from jitgen.ir.equations import axes, equation
 from jitgen.ir.graph import Node
-from jitgen.ir.nodes import BLOCKS, CONTRACT, GROUPED
+from jitgen.ir.nodes import BLOCKS, CAST, CONTRACT, GROUPED
 from jitgen.ir.symbols import Size
+from jitgen.quant.activations import MX_BLOCK
 from jitgen.quant.codes import BLOCK, CODES
+
+SCALED = {"sm_100": ("mxfp8", "mxfp4"), "sm_103": ("mxfp8", "mxfp4"), "sm_120": ("mxfp8",), "sm_121": ("mxfp8",)}
+"""What ``tcgen05.mma`` with block scales, and from ``sm_120`` ``mma.sync``, multiply by float8_e4m3fn codes. For mxfp4
+weights Triton 3.6 and 3.9 have no instruction on ``sm_120``."""
 
 if TYPE_CHECKING:
     from jitgen.families.gemm.code_products import Operand
@@ -32,15 +37,23 @@ def multiplies_blocks(device: Device) -> bool:
     return device.dialect == "cuda" and device.target.arch == "sm_90a" and device.has_tensor_maps
 
 
-def scales_of_blocks(scale: Node, mover: Mover, is_weight: bool) -> Node | None:
-    """Returns ``scale``, of the shape of an operand's codes, as one number for each block: (rows, K / BLOCK), or of a
+def scaled_formats(device: Device) -> tuple[str, ...]:
+    """Returns the formats of weights that ``device`` multiplies by codes with a scale for each 32 columns of a row, in
+    one instruction (MX): by Triton's ``tl.dot_scaled``, which decodes to bfloat16 where there is none."""
+    if device.dialect != "triton":
+        return ()
+    return next((formats for arch, formats in SCALED.items() if device.target.arch.startswith(arch)), ())
+
+
+def scales_of_blocks(scale: Node, mover: Mover, is_weight: bool, block: int = BLOCK) -> Node | None:
+    """Returns ``scale``, of the shape of an operand's codes, as one number for each block: (rows, K / block), or of a
     weight (rows / BLOCK, K / BLOCK); None if it differs within blocks, or the operand has no whole number of them."""
     *lead, length = scale.shape
-    if scale.dtype != "float32" or not _divides(length, mover):
+    if scale.dtype != "float32" or not _divides(length, mover, block):
         return None
-    steps: Any = symbols.floordiv(length, BLOCK)
+    steps: Any = symbols.floordiv(length, block)
     if not is_weight:
-        one = _one_for_each(scale, (*lead, steps, BLOCK), (len(lead) + 1,), (*lead, steps), mover)
+        one = _one_for_each(scale, (*lead, steps, block), (len(lead) + 1,), (*lead, steps), mover)
         return None if one is None else mover.move(one, ("reshape",), (symbols.product(lead), steps))
     if len(lead) != 1 or not _divides(lead[0], mover):
         return None
@@ -66,8 +79,8 @@ def of_weight(weight: Node, mover: Mover) -> tuple[Node, Node]:
     return codes, scales
 
 
-def _divides(size: Size, mover: Mover) -> bool:
-    return mover.decide(symbols.compare("eq", symbols.mod(size, BLOCK), 0))
+def _divides(size: Size, mover: Mover, block: int = BLOCK) -> bool:
+    return mover.decide(symbols.compare("eq", symbols.mod(size, block), 0))
 
 
 def _one_for_each(
@@ -99,3 +112,26 @@ def product_of_blocks(node: Node, left: Operand, right: Operand, mover: Mover) -
     shape = (rows, node.shape[-1])
     product = make("contract", operands, "float32", shape, (equation(0, 1), "float32", "ieee"), node.location)
     return product if shape == node.shape else make("view", (product,), "float32", node.shape, ("reshape",))
+
+
+def product_of_scaled(node: Node, x: Node, weight: Node, mover: Mover) -> Node | None:
+    """Returns the product ``node`` of a quantised weight and of the codes of ``x``, float32 values of codes with a
+    scale for each ``MX_BLOCK`` columns, which is a power of two; None where ``x`` is no such."""
+    if x.op != "mul" or axes(node.attrs.equation).batch:
+        return None
+    values, scale = x.inputs
+    if values.kind is not CAST:
+        values, scale = scale, values
+    if values.kind is not CAST or values.inputs[0].dtype != "float8_e4m3fn":
+        return None
+    scales = scales_of_blocks(scale, mover, False, MX_BLOCK)
+    if scales is None:
+        return None
+    make, (codes,), length = mover.builder.make, values.inputs, x.shape[-1]
+    rows = symbols.product(codes.shape[:-1])
+    codes = mover.move(codes, ("reshape",), (rows, length)) if len(codes.shape) > 2 else codes
+    left = make("dequantize", (codes, scales), "float32", codes.shape, ("mxfp8", MX_BLOCK, BLOCKS))
+    attrs = equation(0, 1), "float32", "ieee"
+    product = make("contract", (left, weight), "float32", (rows, node.shape[-1]), attrs, node.location)
+    product = product if product.shape == node.shape else make("view", (product,), "float32", node.shape, ("reshape",))
+    return product if node.dtype == "float32" else unrounded(product, node.dtype, mover)

@@ -238,9 +238,14 @@ def _with_operands_in_memory(
     for node in topological((store.value for store in region.stores), leaves=PRODUCTS):
         if node.kind in PRODUCTS:
             if any(in_blocks(operand) for operand in node.inputs):
-                memo[id(node)] = mover.builder.like(
-                    node, [_codes_in_memory(one, mover, materialize) for one in node.inputs]
-                )
+                weight = node.inputs[1]
+                decoded = weight.under_views.kind is DEQUANTIZE and not in_blocks(weight)
+                read = [
+                    _codes_in_memory(one, mover, materialize) for one in node.inputs if one is not weight or not decoded
+                ]
+                if decoded:
+                    read.insert(1, _weight_in_memory(node, partition, materialize))
+                memo[id(node)] = mover.builder.like(node, read)
                 continue
             x, _, *groups = node.inputs
             if (row := repeated_row(node, partition, materialize)) is not None:

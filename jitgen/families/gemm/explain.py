@@ -71,4 +71,5 @@ def _weight(contraction: Contraction) -> str:
         fast = ", with the bits that tensor cores keep" if contraction.precision == "fast" else ""
         return f"dense, products of {contraction.dtype} codes summed in {sums}{fast}{blocks}"
     codes = f", times codes of {contraction.dtype}" if contraction.dtype in CODES else ""
+    codes += " with scales of as many columns" if contraction.blocks else ""
     return f"{format} with {f'groups of {group}' if group else 'a scale for each row'}{codes}"

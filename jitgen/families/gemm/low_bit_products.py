@@ -13,6 +13,9 @@ weight's tensors says which other it becomes:
     the activation's codes become bfloat16, and meet weights that are decoded to it.
 ``blocks``
     Codes with scales of blocks (``block_products.py``): the activation's values are float32.
+
+Codes with scales of 32 columns (MX) and weights with such are multiplied as they are in Triton, on targets that have an
+instruction for it (``scaled_formats``); elsewhere the activation's values are of its own dtype.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
 from jitgen.families.family import Partition
-from jitgen.families.gemm.block_products import multiplies_blocks
+from jitgen.families.gemm.block_products import multiplies_blocks, product_of_scaled, scaled_formats
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.nodes import BLOCKS, CAST, DEQUANTIZE
@@ -36,6 +39,8 @@ from jitgen.spec import dtype_name
 CODES_OF_ACTIVATIONS = {dtype_name(kind.dtype) for kind in ACTIVATIONS.values()}
 COLUMNS = 16
 """Columns of a tile of the layouts."""
+SCALED_WEIGHTS = ("mxfp8", "mxfp4")
+DECODED = "codes with scales of 32 columns and {} weights are decoded: the target has no products of them"
 
 
 def products_of_low_bits(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
@@ -54,6 +59,7 @@ class _Rewriter(Rewriter):
     def __init__(self, rewrites: Rewrites, mover: Mover, device: Device) -> None:
         super().__init__(rewrites, mover)
         self.has_mainloop = multiplies_blocks(device)
+        self.scaled_formats = scaled_formats(device)
 
 
 def _quantizes(weight: Node) -> bool:
@@ -127,6 +133,16 @@ def _by_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | 
     return rewriter.like(node, (codes, weight, *node.inputs[2:]))
 
 
+def _scaled(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
+    """Computes ``node`` of codes with a scale for each 32 columns of both operands, if the target multiplies such."""
+    format = weight.under_views.attrs.format
+    if format in rewriter.scaled_formats:
+        return product_of_scaled(node, _values(x), weight, rewriter.mover)
+    if format in SCALED_WEIGHTS:
+        rewriter.mover.fired[DECODED.format(format)] = None
+    return None
+
+
 def _as_bfloat16(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node:
     """Computes ``node`` of codes in bfloat16 and a weight in the layout of the mainloops of 16 bits, which differs from
     "mma8" in the order of columns."""
@@ -172,6 +188,10 @@ def _is_of_codes(x: Node) -> bool:
     return x.kind is CAST and x.inputs[0].dtype in CODES_OF_ACTIVATIONS
 
 
+def _is_microscaled(weight: Node) -> bool:
+    return _quantizes(weight) and ACTIVATIONS[weight.under_views.attrs.activation].powers
+
+
 def _lies_in(layout: str) -> Callable[[Node], bool]:
     return lambda weight: _quantizes(weight) and weight.under_views.attrs.layout == layout
 
@@ -199,6 +219,11 @@ _REWRITES = Rewrites(
         "an activation with scales of blocks is not rounded to 16 bits",
         in_blocks | operation("grouped", x, of_blocks, groups),
         _unrounded,
+    ),
+    Rewrite(
+        "codes with scales of 32 columns are multiplied as they are, with the scales of both, by tl.dot_scaled",
+        contract(x, weight.where(_is_microscaled)),
+        _scaled,
     ),
     Rewrite(
         "codes of an activation meet codes of a weight, and the scales of its rows the sums",

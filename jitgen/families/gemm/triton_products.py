@@ -163,7 +163,9 @@ def operand_of(loaded: str, dtype: str, schedule: TritonSchedule) -> str:
 
 def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
     """Writes the lines of one contraction of ``region``."""
-    if product.contraction.format is not None:
+    if product.contraction.format is not None and product.contraction.blocks:
+        lines = _scaled(product, region, form, schedule)
+    elif product.contraction.format is not None:
         lines = _quantized(product, region, form, schedule)
     elif product.contraction.blocks:
         lines = _in_blocks(product, region, form, schedule)
@@ -207,6 +209,38 @@ def _in_blocks(product: ContractionContext, region: GemmRegion, form: Form, sche
     sums = _dot(product, form, "", schedule, "tl.int32" if product.contraction.dtype == "int8" else "tl.float32")
     lines.body.append(f"sums = {sums}.to(tl.float32)")
     lines.body.append(f"{product.accumulator} = tl.fma(sums, {' * '.join(scales)}, {product.accumulator})")
+    return lines
+
+
+def _scaled(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
+    """Writes a product of codes with a scale for each group of both operands, which are powers of two."""
+    contraction, w, acc, lines = product.contraction, f"w{product.index}", product.accumulator, Lines()
+    format, group = formats.find(contraction.format or ""), contraction.group_size or 1
+    codes, scales, scales_of_x = product.weight
+    x_scale, per_byte, count = f"x{product.index}_scale", format.codes_per_byte, schedule.slice_k // group
+    outer, inner = scales_of_x.own
+    most, rounded = f"({region.columns} - 1)", f"((k + {group - 1}) // {group})"
+    row_of_weight = f"tl.minimum(j, {most})"
+    lines.indices += [
+        f"groups = tl.arange(0, {count})[None, :]",
+        f"{w}_k = tl.arange(0, {schedule.slice_k // per_byte}){form.axes.w_k}",
+        f"{w}_row = {row_of_weight}{form.axes.w_j} * ({rounded} * {group // per_byte})",
+        f"{w}_groups = {row_of_weight}[:, None] * {rounded} + groups",
+        f"{x_scale}_groups = tl.minimum(i, m - 1)[:, None] * {outer} + groups * {inner}",
+    ]
+    whole = form.mask == "none"
+    of_codes = [] if whole else [f"({w}_k * {per_byte} < k - start)"]
+    of_groups = [] if whole else [f"(groups * {group} < k - start)"]
+    loaded = load(f"{codes.pointer}.to(tl.pointer_type(tl.uint8))", f"{w}_row + {w}_k + start // {per_byte}", of_codes)
+    lines.body += [
+        f"{w} = {operand_of(loaded, contraction.dtype, schedule) if per_byte == 1 else loaded}",
+        f"{w}_scale = {load(scales.pointer, f'{w}_groups + start // {group}', of_groups)}",
+        f"{x_scale} = {load(scales_of_x.pointer, f'{x_scale}_groups + start // {group} * {inner}', of_groups)}",
+        f"{x_scale} = e8m0_of_power({x_scale}, {product.index})",
+    ]
+    left, right = f'x, {x_scale}, "e4m3"', f'{w}, {w}_scale, "{"e4m3" if per_byte == 1 else "e2m1"}"'
+    operands = f"{left}, {right}" if form.name == "tokens" else f"{right}, {left}"
+    lines.body.append(f"{acc} = tl.dot_scaled({operands}, {acc})")
     return lines
 
 

@@ -448,6 +448,13 @@ def table_values(code, v0, v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12, v1
 
 
 @triton.jit
+def e8m0_of_power(scale, PRODUCT: tl.constexpr):
+    """The exponent plus 127 of a power of two, or of what is next to one; of infinity and NaN 255, which is NaN.
+    Each PRODUCT has its own: Triton 3.6 compiles no kernel for sm_100 of which two read one tensor of scales."""
+    return ((scale.to(tl.int32, bitcast=True) + (0x00100000 + PRODUCT)) >> 23).to(tl.uint8)
+
+
+@triton.jit
 def e8m0_to_float32(byte):
     """A power of two, from its exponent plus 127; the smallest one is subnormal."""
     bits = byte.to(tl.int32)

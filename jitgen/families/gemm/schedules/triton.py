@@ -46,6 +46,8 @@ def candidates(problem: Problem) -> list[TritonSchedule]:
     if _has_model(problem):
         return list(_modelled(problem))
     tile: TritonSchedule
+    if problem.contractions[0].blocks and problem.quantized:
+        return [replace(_scaled(problem), wide=problem.wide)]
     if problem.dtype in SIGNED and not problem.quantized:
         tile = _codes(problem)
     elif problem.dtype in SIGNED:
@@ -172,6 +174,14 @@ def _codes(problem: Problem) -> TritonSchedule:
     if rows <= 1536 or several or problem.dtype == "int8":
         return TritonTokens(128, 64 if several else 128, 128, 8, 3, raster=8)
     return TritonTokens(256, 128, 128, 8, 3, raster=8)
+
+
+def _scaled(problem: Problem) -> TritonSchedule:
+    """Schedules products of codes with scales of 32 columns by ``tl.dot_scaled``: ``tcgen05.mma`` takes 128 rows of the
+    left operand for it. Nothing was measured on a chip that has it."""
+    if problem.rows <= 64:
+        return TritonWeights(max(problem.rows, 32), BLOCK, BLOCK, 8, 3, raster=8)
+    return TritonTokens(128, BLOCK, BLOCK, 8, 3, raster=8)
 
 
 def _float32(problem: Problem) -> TritonSchedule:

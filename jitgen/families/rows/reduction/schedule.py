@@ -28,11 +28,13 @@ from jitgen.families.rows.reduction.forms import (
 )
 from jitgen.families.rows.reduction.online import online
 from jitgen.families.rows.reduction.residency import passes
+from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_of, quantised_blocks
 from jitgen.kernel.launch import LaunchShape, Persistence, blocks_of
 from jitgen.kernel.operands import CPU_LANES, item_size
 from jitgen.kernel.rows import RowGeometry, RowLayout
+from jitgen.quant.codes import CODES
 from jitgen.schedule.chips import Chip
 
 BLOCK_THREADS = 512
@@ -213,4 +215,14 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: RowSchedule,
             lines.append("row-invariant operands are copied to shared memory while the row is loaded")
     elif schedule.tile_rows > 1:
         lines.append(f"{schedule.tile_rows} neighbouring rows are walked together")
-    return [*lines, *quantised_blocks(body), operations_of(body, layout.along)]
+    return [*lines, *quantised_blocks(body), *_quantised_rows(body), operations_of(body, layout.along)]
+
+
+def _quantised_rows(body: Body) -> list[str]:
+    """Returns a line about codes that have one scale for each row; none where nothing has."""
+    stores = [body.operands[index] for index in body.stores]
+    if not any(store.dtype == "float32" and store.shape[-1:] == (1,) for store in stores):
+        return []
+    dtypes = dict.fromkeys(store.dtype for store in stores if store.dtype in CODES and store.shape[-1:] != (1,))
+    why = "which takes whole rows: a tile of a product has none"
+    return [f"quantised to {dtype} with a scale for each row, {why}" for dtype in dtypes]
