@@ -10,7 +10,7 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +35,7 @@ def multiplies(product: Product) -> bool:
 
 
 def compiled(product: Product, rows: int) -> None:
-    """Compiles the kernel of this many rows into humming's cache; needs its device, and no weight."""
+    """Compiles the kernel of this many rows into humming's cache, and those that quantise and arrange a weight."""
     from humming.kernel.humming import HummingKernel  # type: ignore[import-not-found]
     from humming.schema import BaseWeightSchema  # type: ignore[import-not-found]
     from humming.transform import prepare_layer_config  # type: ignore[import-not-found]
@@ -44,19 +44,34 @@ def compiled(product: Product, rows: int) -> None:
     schema = BaseWeightSchema.from_config({"quant_method": "humming", **options.pop("weight_config")})
     config = prepare_layer_config(weight_schema=schema, **options)
     HummingKernel.prepare_kernels(config.to_str(), {"gemm_type": "dense"}, [(0, 1 << 30, _tuning(config, rows))])
+    _arranged(product.format, product.group, product.dtype)
+
+
+@cache
+def _arranged(format: str, group: int, dtype: torch.dtype) -> None:
+    """Quantises and arranges a small weight."""
+    from bench.products import Product, linear
+
+    dense = torch.randn(COLUMNS[0], LENGTH, dtype=dtype, device="cuda")
+    _layer(Product("", linear, 1, format, (COLUMNS[0], LENGTH), dtype, group), dense)
 
 
 def calls(product: Product, x: torch.Tensor, weights: Sequence[Any]) -> Sequence[Call]:
     """A call for each copy of the weights, which are quantised again."""
-    from humming.layer import HummingLayer  # type: ignore[import-not-found]
-
     (weight,) = weights[0]
-    layer = HummingLayer(**_options(product)).cuda()
-    layer.load_from_unquantized(weight.dequantize(x.dtype))
-    layer.transform()
+    layer = _layer(product, weight.dequantize(x.dtype))
     tuning = json.dumps(_tuning(layer.humming_config, len(x)), default=lambda value: value.value)
     options = {"compute_config": json.dumps({"gemm_type": "dense"}), "tuning_config": tuning}
     return [partial(each, x, **options) for each in (layer, *(deepcopy(layer) for _ in weights[1:]))]
+
+
+def _layer(product: Product, dense: torch.Tensor) -> Any:
+    from humming.layer import HummingLayer  # type: ignore[import-not-found]
+
+    layer = HummingLayer(**_options(product)).cuda()
+    layer.load_from_unquantized(dense)
+    layer.transform()
+    return layer
 
 
 def _options(product: Product) -> dict[str, Any]:

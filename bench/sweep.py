@@ -76,6 +76,8 @@ CHUNK, HUMMING_PROCESSES = 6, 2
 """Kernels that humming compiles at once in a process, and processes of it."""
 WINDOW = 2 * len(CYCLE["cuda"])
 """The cases of which the first that is compiled is measured next."""
+POLL = 0.02
+"""Seconds between two looks for one."""
 WORST = 5
 FAILED = ("failed", "wrong")
 """How a note begins that says why a case has no times."""
@@ -239,8 +241,9 @@ class Ahead:
     def ready(self, case: Case) -> bool:
         return self.own.ready(case) and (case not in self.chunks or self.humming.ready(self.chunks[case]))
 
-    def wait_for(self, case: Case) -> None:
-        with suppress(BrokenExecutor):  # then the measuring process compiles
+    def report(self, case: Case) -> None:
+        """Prints what went wrong; the measuring process compiles it again."""
+        with suppress(BrokenExecutor):
             self.own(case)
             if case in self.chunks:
                 self.humming(self.chunks[case])
@@ -270,10 +273,13 @@ def run(bench: Bench, kinds: Sequence[str] | None = None) -> Iterator[Measuremen
         bench = replace(bench, compile_peer=False, budget=BUDGET)
     with torch.no_grad(), compiled_ahead(pending, bench) if on_gpu else nullcontext() as ahead:
         while pending and (bench.seconds is None or time.monotonic() - started < bench.seconds):
-            case = next((case for case in pending[:WINDOW] if ahead is None or ahead.ready(case)), pending[0])
+            case = next((case for case in pending[:WINDOW] if ahead is None or ahead.ready(case)), None)
+            if case is None:
+                time.sleep(POLL)
+                continue
             pending.remove(case)
             if ahead is not None:
-                ahead.wait_for(case)
+                ahead.report(case)
             yield from _attempted(case, bench)
             if on_gpu:
                 torch.cuda.synchronize()  # raises where a kernel has broken the context: no further case would be timed

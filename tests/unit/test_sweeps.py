@@ -98,8 +98,10 @@ def test_a_sweep_measures_products_with_and_without_their_epilogue() -> None:
 
 def test_the_first_case_that_is_compiled_is_measured_next(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = list(sweep.cases(GPU))
-    late, waited, measured = set(drawn[:3]), [], []
-    ahead = mock.Mock(ready=lambda case: case not in late or len(measured) > 100, wait_for=waited.append)
+    late: set[sweep.Case] = set(drawn[:3])
+    reported: list[sweep.Case] = []
+    measured: list[sweep.Case] = []
+    ahead = mock.Mock(ready=lambda case: case not in late or len(measured) > 100, report=reported.append)
 
     def attempted(case: sweep.Case, bench: Bench) -> Iterator[Measurement]:
         measured.append(case)
@@ -110,7 +112,7 @@ def test_the_first_case_that_is_compiled_is_measured_next(monkeypatch: pytest.Mo
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     assert not list(sweep.run(GPU))
-    assert measured == [*drawn[3:104], *drawn[:3], *drawn[104:]] == waited
+    assert measured == [*drawn[3:104], *drawn[:3], *drawn[104:]] == reported
 
 
 def test_humming_compiles_in_chunks_of_the_cases_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
