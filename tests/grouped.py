@@ -52,6 +52,12 @@ def of_one_row(x: Any, weight: Any, ends: Any, order: Any) -> Any:
     return product(x[order // 2], weight, ends)
 
 
+def two_products(x: Any, up: Any, down: Any, counts: Any) -> Any:
+    """Rows by two matrices each, which are divided by ``counts``."""
+    ends = torch.cumsum(counts, 0, dtype=torch.int32)
+    return product(F.relu(product(x, up, ends)), down, ends)
+
+
 def of_lengths(x: Any, weight: Any, ends: Any) -> Any:
     return torch._grouped_mm(x, weight, ends)
 

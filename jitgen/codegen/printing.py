@@ -130,11 +130,18 @@ def printed(
 
 def _gathered(source: Source, indices: Sequence[str], dialect: Dialect) -> str:
     """Prints the element of ``source`` that ``indices`` choose."""
-    offset = [source.at] if source.at != "0" else []
-    for index, (size, stride) in zip(indices, source.terms, strict=True):
+    chosen = chosen_offset(indices, source.terms, dialect)
+    offset = " + ".join(term for term in (source.at if source.at != "0" else "", chosen) if term)
+    return dialect.gather(source.pointer, offset, source.dtype, source.mask)
+
+
+def chosen_offset(indices: Sequence[str], terms: Sequence[tuple[str, str]], dialect: Dialect) -> str:
+    """Prints the offset that ``indices`` make along dimensions of which ``terms`` has (size, stride) each."""
+    offsets = []
+    for index, (size, stride) in zip(indices, terms, strict=True):
         within = dialect.within.format(index, size)
-        offset.append(within if stride == "1" else f"{within} * {stride}")
-    return dialect.gather(source.pointer, " + ".join(offset), source.dtype, source.mask)
+        offsets.append(within if stride == "1" else f"{within} * {stride}")
+    return " + ".join(offsets)
 
 
 def fields(value: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tests.grouped import (
     of_lengths,
     product,
     rows_as_quantized,
+    two_products,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -306,6 +307,27 @@ def test_bits_are_the_same_in_a_graph(format: str | None, backend: str) -> None:
         offsets.copy_(torch.tensor(ends, dtype=torch.int32))
         graph.replay()
         assert torch.equal(result, run(x, weight, offsets)), name
+
+
+@pytest.mark.parametrize("format", ["int4", "uint4", "mxfp4", "int8"])
+@pytest.mark.parametrize("size", [(1, 5, 64, 64), (8, 128, 96, 256), (17, 300, 80, 192), (8, 33, 1040, 512)], ids=str)
+def test_two_products_of_one_division(size: tuple[int, int, int, int], format: str) -> None:
+    """A kernel of the graph writes the ends of groups, others at every replay."""
+    rows, groups, columns, length = size
+    group = 32 if "int4" in format else None
+    up, down = (jitgen.quantize(made(groups, *shape), format, group) for shape in ((length, length), (columns, length)))
+    run, x = jitgen.jit(backend="cuda")(two_products), made(rows, length) * length**-0.5
+    exact = [weight.dequantize(torch.float64) for weight in (up, down)]
+    counts, graph = torch.zeros(groups, device="cuda", dtype=torch.int64), torch.cuda.CUDAGraph()
+    run(x, up, down, counts)
+    with torch.cuda.graph(graph):
+        results = [run(x, up, down, counts) for _ in range(2)]
+    for name, ends in divisions(rows, groups).items():
+        counts.copy_(torch.tensor(ends).diff(prepend=torch.zeros(1, dtype=torch.int64)))
+        graph.replay()
+        hidden = rows_of_groups(x, exact[0], ends).relu().to(x.dtype)
+        compare(results[1][: ends[-1]], rows_of_groups(hidden, exact[1], ends)[: ends[-1]], f"{size} {name}")
+        assert torch.equal(*results), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

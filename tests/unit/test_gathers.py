@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.errors import JitgenError, TraceError, UnsupportedError
-from tests import gathers, triton_gathers
+from tests import cuda_on_host, gathers, triton_gathers
 from tests.interpreter import Interpreter
 
 
@@ -309,3 +309,29 @@ def test_an_assignment_of_nothing_keeps_the_history_of_what_was_there() -> None:
         x, y = (torch.ones(3, 2, requires_grad=True) for _ in range(2))
         found.append(torch.autograd.grad(called(x, y).sum(), (x, y)))
     assert all(map(torch.equal, *found))
+
+
+def test_rows_that_an_index_chooses_are_read_by_whole_accesses() -> None:
+    """In CUDA C++: where the rows' addresses allow it; along a row of several indices, and at the end of a row too."""
+
+    def moved(x: Any, apart: Any, at: Any, of: Any) -> Any:
+        return x[at], x[at[of]] * 2, x[-1 - at] + x[0], apart[at], x[:, at]
+
+    def summed(rows: Any, weights: Any, order: Any) -> Any:
+        return (rows * weights[:, None])[order].view(-1, 4, rows.shape[1]).sum(1)
+
+    x, at = torch.randn(9, 1032), torch.randint(0, 9, (5,))
+    for dtype in (torch.float32, torch.bfloat16):
+        args = (x.to(dtype), torch.randn(9, 1033).to(dtype)[:, 1:], at, torch.randint(0, 5, (3,)))
+        for got, want in zip(cuda_on_host.run(moved, *args), moved(*args), strict=True):
+            assert torch.equal(got, want)
+        source = jitgen.jit(moved).lower(*args, backend="cuda", target="sm_90a").source
+        regions = [text for text in source.split("template <bool whole>")[1:] if "jitgen::within" in text]
+        assert ["jitgen::load(row_" in text for text in regions] == [True, True, False, False]
+    for tokens in (1, 3):
+        rows, weights = torch.randn(4 * tokens, 1004).bfloat16(), torch.rand(4 * tokens).bfloat16()
+        order = torch.randperm(4 * tokens)
+        (got,) = cuda_on_host.run(summed, rows, weights, order)
+        want = summed(rows.double(), weights.double(), order)
+        most = summed(rows.double().abs(), weights.double(), order)
+        assert ((got.double() - want).abs() <= 2.1 * 2.0**-8 * most).all()  # each product is rounded, and the sum

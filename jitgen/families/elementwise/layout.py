@@ -41,6 +41,8 @@ class Layout:
         wide: whether an index can reach 2**31.
         neighbours: for each operand and each dimension that an index chooses along, whether its stride is 1.
         lanes: lanes of a warp that share the innermost dimension, a row that is reduced; 0 where none is.
+        rows: for each operand, the largest power of two of elements, at most 16, that may be moved at once of a row
+            that indices choose, up to 16 bytes; empty where indices choose none, and on the CPU.
     """
 
     rank: int
@@ -49,6 +51,7 @@ class Layout:
     wide: bool
     neighbours: tuple[tuple[bool, ...], ...] = ()
     lanes: int = 0
+    rows: tuple[int, ...] = ()
 
 
 def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[PointGeometry, ...]]:
@@ -93,7 +96,8 @@ def _resolve_body(body: Body, call: Call) -> tuple[Layout, PointGeometry]:
         kinds = tuple("strided" if kind == "contiguous" else kind for kind in kinds)
     neighbours = tuple(tuple(stride == 1 for _, stride in chosen) for chosen in gathered)
     lanes = collapsed[-1] // LANE_ELEMENTS if body.row_rank else 0
-    return Layout(len(collapsed), kinds, unit, wide, neighbours, lanes), geometry
+    rows = _row_units(body, geometry, kinds, call.buffers) if call.is_gpu else ()
+    return Layout(len(collapsed), kinds, unit, wide, neighbours, lanes, rows), geometry
 
 
 def _order(strides: tuple[int, ...], gathered: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
@@ -121,14 +125,33 @@ def _kind(operand: Operand, strides: tuple[int, ...], chosen: bool) -> str:
 
 def _unit(body: Body, geometry: PointGeometry, kinds: tuple[str, ...], buffers: Sequence[Memory]) -> int:
     """Computes ``Layout.unit``."""
-    accesses = []
+    accesses = _accesses(body, geometry, kinds, buffers, gathers=False)
+    return unit_of(geometry.sizes[-1:] if len(geometry.sizes) > 1 else (), accesses.values())
+
+
+def _row_units(
+    body: Body, geometry: PointGeometry, kinds: tuple[str, ...], buffers: Sequence[Memory]
+) -> tuple[int, ...]:
+    """Computes ``Layout.rows``."""
+    inner = geometry.sizes[-1:] if len(geometry.sizes) > 1 else ()
+    accesses = _accesses(body, geometry, kinds, buffers, gathers=True)
+    units = {index: unit_of(inner, [access]) for index, access in accesses.items()}
+    return tuple(units.get(index, 1) for index in range(len(kinds))) if units else ()
+
+
+def _accesses(
+    body: Body, geometry: PointGeometry, kinds: tuple[str, ...], buffers: Sequence[Memory], gathers: bool
+) -> dict[int, tuple[int, list[int]]]:
+    """Returns, for each contiguous operand that is gathered or for each other one, the size of an element and the bytes
+    whose multiples its addresses are."""
+    accesses = {}
     operands = zip(body.operands, kinds, geometry.strides, geometry.offsets, geometry.gathered, strict=True)
-    for operand, kind, strides, offset, gathered in operands:
-        if kind == "contiguous" and operand.buffer is not None and operand.kind != "gather":
+    for index, (operand, kind, strides, offset, gathered) in enumerate(operands):
+        if kind == "contiguous" and operand.buffer is not None and (operand.kind == "gather") == gathers:
             size = item_size(operand.dtype)
             steps = [offset, *strides[:-1], *(stride for _, stride in gathered)]
-            accesses.append((size, [*(step * size for step in steps), buffers[operand.buffer].alignment]))
-    return unit_of(geometry.sizes[-1:] if len(geometry.sizes) > 1 else (), accesses)
+            accesses[index] = (size, [*(step * size for step in steps), buffers[operand.buffer].alignment])
+    return accesses
 
 
 def parameters(kernel: Kernel, layouts: Sequence[Layout], device: Device) -> KernelParameters:

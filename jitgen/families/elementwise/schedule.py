@@ -3,7 +3,7 @@ words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -32,9 +32,9 @@ GPU_THREADS = 128
 GPU_THREAD_BYTES = 32
 """The bytes of the widest operand that one thread moves in a step, in 16-byte accesses."""
 GPU_IN_FLIGHT = 16
-"""Bytes of loads that a thread should have in flight. On an H200 one access by each of as many threads as possible is
-fastest: blocks start in the order of their addresses, so that all accesses in flight lie within a few megabytes. Twice
-as many bytes per thread make a copy 3 % slower, four times as many 5 %, and persistent blocks 8 %."""
+"""Bytes of loads and gathers that a thread should have in flight. On an H200 one access by each of as many threads as
+possible is fastest: blocks start in the order of their addresses, so that all accesses in flight lie within a few
+megabytes. Twice as many bytes per thread make a copy 3 % slower, four times as many 5 %, and persistent blocks 8 %."""
 GPU_REGISTERS = 65536
 """32-bit registers of a multiprocessor (NVIDIA, all architectures in use)."""
 GPU_BLOCKS_BY_LOADED_BYTES = ((32, 0), (96, 8), (192, 4))
@@ -114,14 +114,14 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
             unrolls.append(1)
             continue
         sizes = [item_size(operand.dtype) for operand in body.operands if operand.buffer is not None]
-        vector = max(1, min(layout.unit, GPU_THREAD_BYTES // max(sizes), 16 // min(sizes)))
-        while vector > 1 and vector * sum(sizes) > GPU_MOST_BYTES_PER_STEP:
+        read = list(_read_bytes(body, layout))
+        moved = read + [item_size(operand.dtype) for operand in body.operands if operand.kind == "store"]
+        # Indices that are the same for a row are not moved with it.
+        widest = max(moved if any(i.op == "gather" for i in body.instructions) else sizes)
+        vector = max(1, min(layout.unit, GPU_THREAD_BYTES // widest, 16 // min(sizes)))
+        while vector > 1 and vector * max(sum(sizes), sum(moved)) > GPU_MOST_BYTES_PER_STEP:
             vector //= 2
-        loaded = sum(
-            vector * item_size(operand.dtype)
-            for operand, kind in zip(body.operands, layout.operands, strict=True)
-            if operand.kind == "load" and kind in ("contiguous", "strided")
-        )
+        loaded = vector * sum(read)
         unroll = 1
         while unroll < 4 and loaded * unroll * 2 <= GPU_IN_FLIGHT:
             unroll *= 2
@@ -132,6 +132,15 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
         next((count for size, count in GPU_BLOCKS_BY_LOADED_BYTES if most <= size), 0) if target.kind == "cuda" else 0
     )
     return (Schedule(GPU_THREADS, tuple(vectors), tuple(unrolls), wide, blocks),)
+
+
+def _read_bytes(body: Body, layout: Layout) -> Iterator[int]:
+    """Yields the bytes of each element that one result is computed of: of loads along a row, and of what indices
+    choose, once for each choice."""
+    for instruction in body.instructions:
+        is_load = instruction.op == "load" and layout.operands[instruction.attr] in ("contiguous", "strided")
+        if is_load or instruction.op == "gather":
+            yield item_size(body.operands[instruction.attr].dtype)
 
 
 def _lanes(body: Body, device: Device) -> int:
