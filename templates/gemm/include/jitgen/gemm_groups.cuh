@@ -51,42 +51,54 @@ JITGEN_DEVICE int tiles_of_groups(const Integer* ends, int64_t stride, int group
   return int(tiles);
 }
 
-// The group of tile number `tile`, where each group has tiles of `block` rows of its own. Each warp looks for it among 32
-// groups at a time, and reads the ends of `batch` times as many at once: no block has anything to do before it knows.
+// The group of tile number `tile`, where each group has tiles of `block` rows of its own. Each warp looks for it among
+// 128 groups at a time, of which a lane has neighbours: no block has anything to do before it knows.
 template <int block, class Integer>
 JITGEN_DEVICE GroupTile group_of_tile(const Integer* ends, int64_t stride, int groups, int rows, int tile) {
-  constexpr int batch = 4;
+  constexpr int own = 4;  // groups of a lane
   const int lane = threadIdx.x % 32;
   uint32_t ahead = 0;  // the end of the group before these
-  for (int first = 0; first <= groups; first += 32 * batch) {
-    uint32_t found[batch];
+  for (int first = 0; first <= groups; first += 32 * own) {
+    uint32_t bounds[own + 1], tiles[own], sum = 0;
 #pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      const int group = first + i * 32 + lane;
-      found[i] = group < groups ? uint32_t(cut_to(int64_t(ends[group * stride]), 0, rows)) : uint32_t(rows);
+    for (int i = 0; i < own; ++i) {
+      const int group = first + lane * own + i;
+      bounds[i + 1] = group < groups ? uint32_t(cut_to(int64_t(ends[group * stride]), 0, rows)) : uint32_t(rows);
     }
+    bounds[0] = __shfl_up_sync(0xffffffffu, bounds[own], 1, 32);
+    if (lane == 0) bounds[0] = ahead;
 #pragma unroll
-    for (int i = 0; i < batch; ++i) {
-      uint32_t begin = __shfl_up_sync(0xffffffffu, found[i], 1, 32);
-      if (lane == 0) begin = ahead;
-      ahead = __shfl_sync(0xffffffffu, found[i], 31);
-      const uint32_t end = found[i] < begin ? begin : found[i];
-      const uint32_t own = (end - begin + block - 1) / block;
-      uint32_t upto = own;  // tiles of the groups from the first of these 32 on
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const uint32_t before = __shfl_up_sync(0xffffffffu, upto, step, 32);
-        if (lane >= step) upto += before;
-      }
-      const unsigned behind = __ballot_sync(0xffffffffu, upto > uint32_t(tile));
-      if (behind != 0) {
-        const int at = __ffs(int(behind)) - 1, group = first + i * 32 + at;
-        const int from = int(__shfl_sync(0xffffffffu, begin, at)), to = int(__shfl_sync(0xffffffffu, end, at));
-        const int before = int(__shfl_sync(0xffffffffu, upto - own, at));
-        return {group < groups ? group : -1, from, to, tile - before};
-      }
-      tile -= int(__shfl_sync(0xffffffffu, upto, 31));
+    for (int i = 0; i < own; ++i) {
+      const uint32_t begin = bounds[i], end = bounds[i + 1];
+      tiles[i] = end < begin ? 0 : (end - begin + block - 1) / block;
+      sum += tiles[i];
     }
+    uint32_t upto = sum;  // tiles of the groups from the first of these on
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t before = __shfl_up_sync(0xffffffffu, upto, step, 32);
+      if (lane >= step) upto += before;
+    }
+    const unsigned behind = __ballot_sync(0xffffffffu, upto > uint32_t(tile));
+    if (behind != 0) {
+      const int at = __ffs(int(behind)) - 1;
+      int number = 0, left = tile - int(upto - sum);  // of the lane's groups, and the tile within that group
+      uint32_t begin = bounds[0], end = bounds[1];
+#pragma unroll
+      for (int i = 1; i < own; ++i) {
+        if (number == i - 1 && left >= int(tiles[i - 1])) {
+          number = i;
+          left -= int(tiles[i - 1]);
+          begin = bounds[i];
+          end = bounds[i + 1];
+        }
+      }
+      const int group = first + at * own + __shfl_sync(0xffffffffu, number, at);
+      const int from = int(__shfl_sync(0xffffffffu, begin, at)), to = int(__shfl_sync(0xffffffffu, end, at));
+      return {group < groups ? group : -1, from, to, __shfl_sync(0xffffffffu, left, at)};
+    }
+    ahead = __shfl_sync(0xffffffffu, bounds[own], 31);
+    tile -= int(__shfl_sync(0xffffffffu, upto, 31));
   }
   return {-1, 0, 0, -1};
 }
