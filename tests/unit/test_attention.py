@@ -330,6 +330,29 @@ def test_what_is_skipped_is_said() -> None:
     assert "skipped: tiles where not ((int64 tensor[i] == int64 tensor[j])) for every row i and key j" in text
 
 
+@pytest.mark.parametrize(
+    ("backend", "target", "of_row", "shape", "is_skipped"),
+    [
+        ("cpp", "x86-64-v3", 128, (128, 128), True),
+        ("cuda", "sm_90a", 128, (128, 128), False),
+        ("triton", "sm_90a", 128, (128, 128), False),
+        ("cuda", "sm_90a", 128, (1, 1, 1, 128), False),
+        ("cuda", "sm_90a", 1, (1, 1, 1, 128), True),
+        ("triton", "sm_90a", 128, (1, 1, 1, 128), True),
+    ],
+)
+def test_what_is_not_skipped_is_not_said_to_be(
+    backend: str, target: str, of_row: int, shape: tuple[int, ...], is_skipped: bool
+) -> None:
+    """A mask in memory is looked at before a tile is computed where it costs a byte a key, or on a CPU."""
+    query, keys = (jitgen.TensorSpec((2, 4, rows, 64), torch.bfloat16) for rows in (of_row, 128))
+    attend = jitgen.jit(lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask))
+    mask = jitgen.TensorSpec(shape, torch.bool)
+    text = attend.lower(query, keys, keys, mask, backend=backend, target=target).explain()
+    assert ("skipped: tiles where" in text) == is_skipped
+    assert ("no tile is skipped" in text) != is_skipped
+
+
 def test_other_sizes_compile_nothing() -> None:
     compiled = jitgen.jit(formula(["scale"], ["causal"]))
     for rows, keys, heads in ((40, 50, (2, 3)), (5, 50, (2, 3)), (20, 50, (2, 3))):  # the buckets of rows of a CPU

@@ -101,6 +101,18 @@ def test_a_gpu_has_one_schedule_for_all(backend: str, weight: str) -> None:
     assert len(sources) == 1
 
 
+@pytest.mark.parametrize("length", [4096, 4092])
+def test_an_activation_along_its_rows_has_one_mainloop(length: int) -> None:
+    """Where tensor maps describe it for some numbers of rows alone, it is copied for others, or read by none."""
+    invariant = jitgen.jit(backend="cuda", batch_invariant=True)(lambda x, w: x.T @ w)
+    tiles = set()
+    for rows in (1, 2, 3, 8, 9, 64, 65, 1000):
+        x, w = (TensorSpec((length, columns), torch.bfloat16) for columns in (rows, 1024))
+        product = invariant.lower(x, w, target="sm_90a").kernels[-1]
+        tiles.add(product.source.splitlines()[1])
+    assert len(tiles) == 1
+
+
 @needs_compiler
 @pytest.mark.usefixtures("own_store")
 def test_a_setting_asks_for_it_and_manifests_say_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

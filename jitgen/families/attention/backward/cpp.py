@@ -8,7 +8,8 @@ from jitgen.codegen.printing import Built
 from jitgen.families.attention.backward.context import Backward, bounds
 from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.schedule import CpuSchedule
-from jitgen.families.attention.rule.cpp import FLAGS, WORDS, host_ends, load, store, struct_of
+from jitgen.families.attention.rule.bounds import tile_ends
+from jitgen.families.attention.rule.cpp import FLAGS, WORDS, load, store, struct_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed import indices
 
@@ -16,7 +17,9 @@ from jitgen.kernel.printed import indices
 def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, backward: Backward, dialect: Dialect) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
     return {
-        **struct_of(backward, bounds(backward.rule, host_ends(backward.rule.operands), WORDS)),
+        **struct_of(
+            backward, bounds(backward.rule, tile_ends(backward.rule.operands, dialect.name, forward=False), WORDS)
+        ),
         "groups": " * ".join(backward.groups) or "1",
         "group_indices": indices(backward.groups, "group", "h", "/"),
         "operands": backward.operands,

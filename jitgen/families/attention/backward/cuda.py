@@ -16,7 +16,7 @@ from jitgen.families.attention.backward.context import Backward, Result, bounds,
 from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.pairs import BOTH, Rule, rule_of
 from jitgen.families.attention.backward.wgmma import Roles, WgmmaSchedule, left_operands, roles, tile_operands
-from jitgen.families.attention.rule.bounds import known_ends, without_conditions
+from jitgen.families.attention.rule.bounds import tile_ends, without_conditions
 from jitgen.families.attention.rule.context import Operand, numbered, of_scores
 from jitgen.families.attention.rule.cuda import WORDS, coordinates, parameters_of, run
 from jitgen.families.attention.rule.layout import is_tile, results_of
@@ -102,7 +102,7 @@ def build(kernel: Kernel, layout: Layout, schedule: WgmmaSchedule, backward: Bac
         [_elements(operand, number, next(maps) if copied else "") for number, operand, copied in side]
         for side in elements
     )
-    tile_bounds = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
+    tile_bounds = bounds(backward.rule, tile_ends(backward.rule.operands, dialect.name, forward=False), WORDS)
     writer = _Writer(backward, layout, of_scores(dialect), rules(body, layout, role), role)
     ordered = [backward.results[results_of(body).index(number)] for number in role.results]
     first_of_tile = [number for number in range(len(body.contractions)) if is_tile(body, number)]

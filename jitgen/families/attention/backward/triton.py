@@ -9,7 +9,7 @@ from jitgen.codegen.printing import Built
 from jitgen.families.attention.backward.context import Backward, Result, bounds
 from jitgen.families.attention.backward.layout import Layout
 from jitgen.families.attention.backward.schedule import TritonSchedule
-from jitgen.families.attention.rule.bounds import known_ends
+from jitgen.families.attention.rule.bounds import tile_ends
 from jitgen.families.attention.rule.context import Operand, Rule
 from jitgen.families.attention.rule.triton import (
     WORDS,
@@ -29,7 +29,7 @@ from jitgen.kernel.printed import indices
 
 def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, backward: Backward, dialect: Dialect) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
-    tile_bounds = bounds(backward.rule, known_ends(backward.rule.operands), WORDS)
+    tile_bounds = bounds(backward.rule, tile_ends(backward.rule.operands, dialect.name, forward=False), WORDS)
     context: dict[str, Any] = {
         **walk(backward, tile_bounds, schedule, "batch", _row),
         "groups": " * ".join(backward.groups),

@@ -11,7 +11,8 @@ from jitgen.codegen.printing import Built, Source, printed
 from jitgen.families.attention.forward.context import Attention, Computed, bounds
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.schedule import CpuSchedule
-from jitgen.families.attention.rule.cpp import FLAGS, WORDS, host_ends, load, store, struct_of
+from jitgen.families.attention.rule.bounds import tile_ends
+from jitgen.families.attention.rule.cpp import FLAGS, WORDS, load, store, struct_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed import sum_of
 
@@ -22,7 +23,7 @@ COMPUTED = "jitgen::attention::Computed"
 def build(kernel: Kernel, layout: Layout, schedule: CpuSchedule, attention: Attention, dialect: Dialect) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
-    tile_bounds = bounds(body, layout, host_ends(attention.rule.operands), WORDS)
+    tile_bounds = bounds(body, layout, tile_ends(attention.rule.operands, dialect.name), WORDS)
     key_row = _row_computed(attention.computed_key, dialect, inner=1) if attention.computed_key else None
     value_row = _row_computed(attention.computed_value, dialect, inner=0) if attention.computed_value else None
     return {

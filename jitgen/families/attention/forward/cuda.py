@@ -20,7 +20,7 @@ from jitgen.families.attention.forward.elements import elements
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.ramps import split
 from jitgen.families.attention.forward.wgmma import WgmmaSchedule
-from jitgen.families.attention.rule.bounds import Ends, known_ends, mask_ends
+from jitgen.families.attention.rule.bounds import Ends, mask_ends, tile_ends
 from jitgen.families.attention.rule.context import Operand, Rule
 from jitgen.families.attention.rule.cuda import RUN, WORDS, coordinates, parameters_of, run
 from jitgen.ir.body import Body
@@ -32,8 +32,7 @@ def build(
 ) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
-    # The ends of what differs from key to key are known for indices; in memory there may be anything.
-    known = known_ends(o for o in attention.rule.operands if o.kind != "key" or not o.pointer)
+    known = tile_ends(attention.rule.operands, dialect.name)
     tile_bounds = bounds(body, layout, known, WORDS)
     shown = _shown(body, layout, attention, known) if isinstance(schedule, DecodeSchedule) else None
     all_bounds = [tile_bounds, *([shown["bounds"]] if shown else [])]

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgen.device import Device
+from jitgen.families.attention.forward.decode import DecodeSchedule
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.rule.bounds import masks_of
+from jitgen.families.attention.rule.explain import told, words_of
 from jitgen.ir.body import Body, Instruction
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_in
@@ -34,11 +36,13 @@ def explain(kernel: Kernel, layouts: Sequence[Layout], schedule: Any, device: De
     masks = len(masks_of(rule))
     lines = ["attention, the keys of a row walked once; scores and probabilities stay in the kernel", str(schedule)]
     lines.append(f"scores by {', '.join(dict.fromkeys(operations_in(rule))) or 'the product alone'}")
+    bounds_keys = isinstance(schedule, DecodeSchedule)
+    skipping = told(rule, body, layout.operands, device.dialect, bounds_keys=bounds_keys)
     if masks:
-        lines.append(
-            f"{masks} mask{'s' * (masks > 1)}: a tile hidden as a whole is skipped, an open one has no mask code"
-        )
+        lines.append(f"{masks} mask{'s' * (masks > 1)}: {words_of(rule, skipping)}")
     for position, number in masks_of(rule).items():
+        if position not in skipping:
+            continue
         condition = _in_words(rule, rule[position].args[0], body, layout)
         lines.append(
             f"skipped: tiles where {condition if number == 1 else f'not ({condition})'} for every row i and key j"

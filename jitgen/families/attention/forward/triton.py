@@ -10,7 +10,7 @@ from jitgen.codegen.printing import Built, Source, printed
 from jitgen.families.attention.forward.context import Attention, Computed, bounds
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.schedule import TritonSchedule
-from jitgen.families.attention.rule.bounds import known_ends, mask_ends
+from jitgen.families.attention.rule.bounds import tile_ends
 from jitgen.families.attention.rule.context import Operand
 from jitgen.families.attention.rule.triton import (
     WORDS,
@@ -31,7 +31,7 @@ def build(kernel: Kernel, layout: Layout, schedule: TritonSchedule, attention: A
     """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     operands = attention.rule.operands
-    tile_bounds = bounds(body, layout, known_ends(operands) | mask_ends(operands, ("key",)), WORDS)
+    tile_bounds = bounds(body, layout, tile_ends(operands, dialect.name), WORDS)
     tiles = walk(attention, tile_bounds, schedule, "at", Operand.packed_row)
     tiles["at_once"] = tiles["at_once"] if schedule.splits > 1 or any(o.pointer for o in tiles["key_ends"]) else 0
     context: dict[str, Any] = {

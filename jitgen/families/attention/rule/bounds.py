@@ -11,6 +11,7 @@ is hidden from a row does not reach the result.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,6 +78,20 @@ def mask_ends(operands: Iterable[_Operand], kinds: Sequence[str]) -> dict[int, E
     operands: a mask holds somewhere in a tile where its highest value is 1, and everywhere where its lowest is."""
     masks = (o for o in operands if o.dtype == "bool" and o.pointer and o.kind in kinds)
     return {mask.index: Ends(low=ends_of(mask).high, high=ends_of(mask).low) for mask in masks}
+
+
+MASKS_LOOKED_AT = {"cpp": ("key", "both"), "triton": ("key",), "cuda": ()}
+"""Kinds of masks in memory that a forward of each dialect looks at before it computes a tile."""
+
+
+def tile_ends(operands: Iterable[_Operand], dialect: str, *, forward: bool = True) -> dict[int, Ends]:
+    """Returns the ends of what a kernel of ``dialect`` looks at before it computes a tile, by the numbers of their
+    operands. A mask takes a byte a score on the host, and spares the products of those that it hides; what differs from
+    key to key in memory may be anything in CUDA's forward."""
+    operands = list(operands)
+    masks = MASKS_LOOKED_AT[dialect] if forward or dialect == "cpp" else ()
+    known = [o for o in operands if o.kind != "key" or not o.pointer] if forward and dialect == "cuda" else operands
+    return known_ends(known) | mask_ends(operands, masks)
 
 
 @dataclass(frozen=True)
@@ -201,6 +216,38 @@ def bounds_of(instructions: Sequence[Instruction], known: Mapping[int, Ends], wo
     """
     lines, ends, hidden = _analysed(instructions, known, words)
     return _used(lines, hidden[len(instructions) - 1], _opened(instructions, ends, words))
+
+
+def told_masks(instructions: Sequence[Instruction], known: Mapping[int, Ends]) -> frozenset[int]:
+    """Returns the positions of the masks of which ``known`` tells for some tiles that they hide all of it; the other
+    arguments are those of ``bounds_of``."""
+    lines, ends, _ = _analysed(instructions, known, Words("False", "True", "min", "max"))
+    values: dict[str, bool | None] = {}
+    for name, expression, is_condition in lines:
+        values[name] = _folded(ast.parse(expression, mode="eval").body, values) if is_condition else None
+
+    def may_hide(position: int, hidden: int) -> bool:
+        condition = ends[instructions[position].args[0]]
+        text = condition.high if hidden == 1 else f"{condition.low} == False"
+        return _folded(ast.parse(text, mode="eval").body, values) is not False
+
+    return frozenset(position for position, hidden in masks_of(instructions).items() if may_hide(position, hidden))
+
+
+def _folded(expression: ast.expr, values: Mapping[str, bool | None]) -> bool | None:
+    """Returns the value of a condition; None where it depends on the tile."""
+    match expression:
+        case ast.Constant(value=bool() as value):
+            return value
+        case ast.Name(id=name):
+            return values.get(name)
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=False)]):
+            inner = _folded(left, values)
+            return None if inner is None else not inner
+        case ast.BinOp(left=left, op=(ast.BitAnd() | ast.BitOr()) as op, right=right):
+            decisive, sides = isinstance(op, ast.BitOr), (_folded(left, values), _folded(right, values))
+            return decisive if decisive in sides else None if None in sides else not decisive
+    return None
 
 
 def vanishing_of(

@@ -7,21 +7,14 @@ for each element.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from jitgen.families.attention.rule.bounds import Bounds, Ends, Words, known_ends, mask_ends
+from jitgen.families.attention.rule.bounds import Bounds, Words
 from jitgen.families.attention.rule.context import LEVELS, Frame, Operand, Rule
 
 WORDS = Words("false", "true", "min", "max", "jitgen::floor_divide(int64_t({0}), int64_t({1}))")
 FLAGS = ["-O2"]
 """Mainloops are written with vector types, and loops over lanes are marked ``omp simd``."""
-
-
-def host_ends(operands: Sequence[Operand]) -> dict[int, Ends]:
-    """Returns the ends of what a kernel on the host looks at before it reads the keys of a piece: integers, and masks
-    in memory, whose values are 0 and 1. A mask takes a byte a score and spares the products of those that it hides."""
-    return known_ends(operands) | mask_ends(operands, ("key", "both"))
 
 
 def struct_of(frame: Frame, bounds: Bounds) -> dict[str, Any]:

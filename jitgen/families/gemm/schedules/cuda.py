@@ -336,6 +336,9 @@ def _mappable(problem: Problem) -> bool:
             index = contraction.activation
             if index is None or layout.operands[index] not in of_x or layout.units[index] < unit:
                 return False
+            # Of another number of rows, one along rows may be mapped nowhere: a copy along K has lines of such bytes.
+            if problem.device.batch_invariant and layout.operands[index] == "outer" and problem.length % unit:
+                return False
     weights = [
         (layout.operands[index], layout.units[index])
         for body, layout in zip(bodies, problem.layouts, strict=True)
