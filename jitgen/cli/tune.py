@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ def tune(
     known = [family.name for family in registry.FAMILIES]
     if unknown := [family for family in families if family not in known]:
         raise click.UsageError(f"no family is called {unknown[0]!r}; there are {', '.join(known)}")
+    if not math.isfinite(seconds):
+        raise click.UsageError(f"--seconds {seconds} is no budget: give a finite number")
     if (manifest is None) == (model is None):
         raise click.UsageError("name a manifest, or a shipped one by --model")
     own, chip, device = _here()
@@ -78,11 +81,16 @@ def tune(
         _list(problems, [p.identity in tuning.measured_before(directory, p) for p in problems], as_json)
         return
     done = tuning.tune(problems, directory, device, seconds, jobs, None if as_json else _tell)
+    failed = sum(result.failed for result in done)
     if as_json:
         print_json({"output": str(directory), "problems": len(problems), "measured": list(map(_facts, done))})
-        return
-    winners = sum(result.winner is not None for result in done)
-    say(f"{len(done)} of {len(problems)} problems measured, {winners} rows kept in {directory}", err=True)
+    else:
+        winners = sum(result.winner is not None for result in done)
+        failures = f", {failed} failed" if failed else ""
+        measured = f"{len(done) - failed} of {len(problems)} problems measured{failures}"
+        say(f"{measured}, {winners} rows kept in {directory}", err=True)
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 def _entry_of(function: str | None, texts: tuple[str, ...], target: str) -> Any:

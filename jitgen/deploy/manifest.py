@@ -13,14 +13,12 @@ and multiplies too is the exception: its addresses are those of a layout, and so
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jitgen import pipeline
-from jitgen.deploy import manifest_schema
-from jitgen.errors import CacheError
+from jitgen.deploy import manifest_schema, shared_files
 from jitgen.ir import graph as graphs
 from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory, Strided
@@ -84,11 +82,10 @@ def encoded(entries: Mapping[str, Entry]) -> str:
     return json.dumps({"schema": SCHEMA, "entries": [entries[identity] for identity in sorted(entries)]}, indent=1)
 
 
-def write(path: Path, entries: Mapping[str, Entry], patience: float = 60.0) -> None:
+def write(path: Path, entries: Mapping[str, Entry], patience: float = shared_files.PATIENCE) -> None:
     """Writes ``entries``, by identity, to ``path``, with those that a manifest already there has.
 
-    Several processes may write the same file at once: each has the lock of ``.<name>.lock`` beside it from reading what
-    is there until the file is replaced. A process that is killed leaves the file as it was.
+    Several processes may write the same file at once.
 
     Args:
         patience: seconds to wait for another process that writes the file.
@@ -96,44 +93,12 @@ def write(path: Path, entries: Mapping[str, Entry], patience: float = 60.0) -> N
     Raises:
         CacheError: what is there is no manifest, or the file cannot be written.
     """
-    try:
-        from filelock import FileLock
-    except ImportError:
-        raise CacheError(
-            f"the manifest {path} cannot be written: the package filelock is not installed; pip install filelock"
-        ) from None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(f".{path.name}.lock")
-        with FileLock(lock, timeout=patience):
-            merged = dict(entries)
-            if path.exists():
-                for entry in manifest_schema.read(path):
-                    merged.setdefault(identity_of(entry), entry)
-            _replace(path, encoded(merged))
-            lock.unlink(missing_ok=True)  # a process that waits for it notices, and takes a new one
-    except OSError as error:
-        raise CacheError(f"the manifest {path} cannot be written: {error.strerror or error}") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replaces the content of ``path`` by ``text``, or leaves it as it is: a reader never meets half of it."""
-    for stale in path.parent.glob(f".{path.name}.*.new"):  # of processes that were killed: this one has the lock
-        stale.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with open(temporary, "x") as file:  # which follows no link that somebody put there
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with shared_files.locked(path, patience):
+        merged = dict(entries)
+        if path.exists():
+            for entry in manifest_schema.read(path):
+                merged.setdefault(identity_of(entry), entry)
+        shared_files.replace(path, encoded(merged))
 
 
 def relower(entry: Entry, route: Route) -> Lowered:

@@ -10,14 +10,14 @@
     keep        a winner that is faster than the model's choice beyond noise, as a row of ``<target>/<family>.json``
 
 Every problem that was measured is a line of ``<target>/<family>.measured.jsonl`` beside the rows, with the seconds of
-every candidate: a run that is interrupted goes on after them. Nothing on a serving path measures anything: it reads the
+every candidate: a run that is interrupted goes on after them. A problem whose program could not be timed by the model's
+choice is a failure, and tried again by the next run. Nothing on a serving path measures anything: it reads the
 rows (``schedule/tuned.py``), whose digest is a part of the request key.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
@@ -31,7 +31,7 @@ import torch
 from jitgen._version import __version__
 from jitgen.compilers import bounds
 from jitgen.deploy import manifest as manifests
-from jitgen.deploy import manifest_schema, row_variants, trials, work
+from jitgen.deploy import manifest_schema, row_variants, shared_files, trials, work
 from jitgen.deploy.manifest import Entry
 from jitgen.deploy.trials import Program, Timer
 from jitgen.errors import CacheError, JitgenError
@@ -103,6 +103,11 @@ class Measured:
     failures: tuple[str, ...]
     winner: Row | None
     gain: float
+
+    @property
+    def failed(self) -> bool:
+        """Returns whether nothing is known of the problem: the model's choice could not be timed."""
+        return self.seconds[0] is None
 
 
 def problems_of(entries: Sequence[Entry], target: Target, chip: Any) -> Iterator[Problem]:
@@ -300,31 +305,47 @@ def measured_before(output: Path, problem: Problem) -> set[str]:
     if not path.is_file():
         return set()
     try:
-        return {json.loads(line)["problem"] for line in path.read_text().splitlines()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"{path} has no measurements of jitgen tune: {error}; remove it to measure again") from error
+        return {_identity(number, line) for number, line in enumerate(_whole_lines(path.read_text()), 1)}
+    except (OSError, ValueError) as error:
+        raise CacheError(f"{path} has no measurements of jitgen tune: {error}; remove the line, or the file") from error
+
+
+def _identity(number: int, line: str) -> str:
+    """Returns the identity of the problem of a line of measurements.
+
+    Raises:
+        ValueError: it is another line.
+    """
+    try:
+        return str(json.loads(line)["problem"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"line {number}: {error}") from error
+
+
+def _whole_lines(text: str) -> list[str]:
+    """Returns the lines of ``text`` that end: a process that was killed may have left a part of one."""
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def _keep(output: Path, result: Measured, device: torch.device) -> None:
-    """Adds ``result`` to the measurements and, if it has a winner, to the rows."""
+    """Adds ``result`` to the measurements and, if it has a winner, to the rows; nothing of one that failed."""
+    if result.failed:
+        return
     path, measurements = _paths(output, result.problem)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    candidates = [
+        {"schedule": row.as_json["schedule"], "seconds": seconds, "cost": cost}
+        for row, seconds, cost in zip(result.problem.rows, result.seconds, result.problem.costs, strict=True)
+    ]
+    line = {"problem": result.problem.identity, "device": _device_name(device), "candidates": candidates}
+    with shared_files.locked(path):  # of both files
         if result.winner is not None:
             _add_row(path, result, device)
-        candidates = [
-            {"schedule": row.as_json["schedule"], "seconds": seconds, "cost": cost}
-            for row, seconds, cost in zip(result.problem.rows, result.seconds, result.problem.costs, strict=True)
-        ]
-        line = {"problem": result.problem.identity, "device": _device_name(device), "candidates": candidates}
-        with open(measurements, "a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        raise CacheError(f"{path.parent} cannot be written: {error.strerror or error}") from error
+        before = _whole_lines(measurements.read_text()) if measurements.is_file() else []
+        shared_files.replace(measurements, "".join(f"{line}\n" for line in (*before, json.dumps(line))))
 
 
 def _add_row(path: Path, result: Measured, device: torch.device) -> None:
-    """Replaces the row of the problem in ``path``, or adds one."""
+    """Replaces the row of the problem in ``path``, whose lock is held, or adds one."""
     problem, winner = result.problem, result.winner
     assert winner is not None
     if path.is_file():
@@ -341,9 +362,7 @@ def _add_row(path: Path, result: Measured, device: torch.device) -> None:
     own = winner.as_json
     others = [row for row in content["rows"] if any(row[name] != own[name] for name in ("chip", "dialect", "problem"))]
     content["rows"] = [*others, {**own, "measured": measured}]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    shared_files.replace(path, json.dumps(content, indent=1) + "\n")
 
 
 def _device_name(device: torch.device) -> str:

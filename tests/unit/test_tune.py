@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +140,29 @@ def test_a_program_that_cannot_be_made_is_a_failure(
     monkeypatch.setattr(tune, "Program", fails)
     (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=1)
     assert result.winner is None
+    assert result.failed
     assert result.failures == ("RuntimeError: out of memory",)
+    assert len(tune.tune([problem], tmp_path, CPU, 300, jobs=1)) == 1  # it was not measured: the next run tries it
+
+
+def test_a_part_of_a_line_is_measured_again(problem: tune.Problem, tmp_path: Path, quick: None) -> None:
+    path = tmp_path / problem.route.target.arch / "gemm.measured.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"problem": "other"}\n' + json.dumps({"problem": problem.identity})[:-9])
+    assert len(tune.tune([problem], tmp_path, CPU, 300, jobs=1)) == 1
+    assert tune.measured_before(tmp_path, problem) == {"other", problem.identity}
+
+
+def test_runs_into_one_output_keep_the_rows_of_all(problem: tune.Problem, tmp_path: Path) -> None:
+    def measured(number: int) -> tune.Measured:
+        rows = tuple(dataclasses.replace(row, problem={**row.problem, "rows": number}) for row in problem.rows)
+        other = dataclasses.replace(problem, rows=rows, facts=rows[0].problem)
+        return tune.Measured(other, (1.0, 0.5), (), rows[1], 0.5)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: tune._keep(tmp_path, measured(number), CPU), range(32)))
+    assert len(tuned.read(tmp_path / problem.route.target.arch / "gemm.json", problem.route.target.arch, "gemm")) == 32
+    assert len(tune.measured_before(tmp_path, problem)) == 32
 
 
 @pytest.mark.parametrize(
@@ -209,6 +233,9 @@ def test_the_command_measures_on_this_machine_alone() -> None:
     other = CliRunner().invoke(command, ["tune", "--model", "llama-3-8b", "--target", "sm_80"])
     assert other.exit_code == 2
     assert "--dry-run" in other.output
+    endless = CliRunner().invoke(command, ["tune", "--model", "llama-3-8b", "--seconds", "nan"])
+    assert endless.exit_code == 2
+    assert "finite" in endless.output
     nothing = CliRunner().invoke(command, ["tune"])
     assert nothing.exit_code == 2
     assert "--model" in nothing.output
