@@ -25,9 +25,9 @@ ROWS = TensorSpec(("M", 512), torch.bfloat16)
 FEW = TensorSpec((2, 512), torch.bfloat16)
 
 
-def _weight(format: str | None = None) -> TensorSpec:
+def _weight(format: str | None = None, activation: str | None = None) -> TensorSpec:
     group = 128 if format else None
-    return TensorSpec((256, 512), torch.bfloat16, format=format, group_size=group)
+    return TensorSpec((256, 512), torch.bfloat16, format=format, group_size=group, activation=activation)
 
 
 def _gradients(q: Any, k: Any, v: Any, g: Any) -> Any:
@@ -43,6 +43,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "int8": (F.linear, (ROWS, _weight("int8"))),
     "int8, two rows": (F.linear, (FEW, _weight("int8"))),
     "nf4": (F.linear, (ROWS, _weight("nf4"))),
+    "int3, int8 activations": (F.linear, (ROWS, _weight("int3", "int8"))),
     "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), 3 * (HEADS,)),
     "attention backward": (_gradients, 4 * (HEADS,)),
     "norm": (lambda x, w: F.rms_norm(x, (512,), w), (ROWS, TensorSpec((512,), torch.bfloat16))),
@@ -51,7 +52,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.quick(where=lambda name, level: level == "x86-64-v4" or (name, level) == ("dense", "generic"))
+@pytest.mark.quick(
+    where=lambda name, level: (level == "x86-64-v4" and "int3" not in name) or (name, level) == ("dense", "generic")
+)
 @pytest.mark.parametrize("level", CPU_LEVELS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compile(name: str, level: str) -> None:
