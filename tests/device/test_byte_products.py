@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen.families.gemm import wgmma_tiles
 from jitgen.quant.activations import ACTIVATIONS, codes_of, scales_of
 
 pytestmark = [
@@ -383,3 +384,19 @@ def test_scaled_mm_takes_scales_of_blocks() -> None:
         w.double() * t.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
     ).T
     close(run(function, x, w, s, t, says="for each block of 128 of K"), expected, 2.0**-8)
+
+
+@pytest.mark.parametrize("tile", wgmma_tiles._TALL_CODES, ids=str)
+@pytest.mark.parametrize("format", ["int4", "uint4"])
+def test_tall_tiles_of_4_bit_codes(format: str, tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each alone, for rows and columns that fill no tile, and groups of a stage and of less."""
+    monkeypatch.setattr(wgmma_tiles, "SHAPES", ())
+    monkeypatch.setattr(wgmma_tiles, "_TALL_CODES", (tile,))
+    for (m, n, k), group in (((300, 1000, 1152), 128), ((193, 264, 640), 32)):
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        weight = jitgen.quantize(torch.randn(n, k, device="cuda"), format, group, activation="int8")
+        step = x.float().abs().amax(-1, keepdim=True) / 127
+        expected = ((x.float() / step).round().double() * step) @ weight.dequantize(torch.float64).T
+        function = jitgen.jit(F.linear, backend="cuda")
+        assert f"tiles of {tile[0]} x {64 * tile[1]}" in function.lower(x, weight).explain()
+        close(function(x, weight), expected, ROUNDED)

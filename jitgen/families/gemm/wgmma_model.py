@@ -214,11 +214,13 @@ PROMOTED_PRODUCT = 1.25
 the registers."""
 PROMOTED_PINGPONG = 1.71
 """The same of a warpgroup that multiplies alone."""
-CODE_PRODUCT = 1.65
-"""The same of codes of 4 bits by int8, whose sums of a group are converted and scaled."""
-CODE_PRODUCTS = {128: 1.53, 192: 1.52}
-"""The same of tiles of one block of 64 rows and so many tokens, where it is less: of 128, whose warpgroups start their
-products in an order, and of 192 (fitted to 13 tiles of six products on an H100)."""
+CODE_TOKEN, CODE_BLOCK = 1.41, 25.0
+"""Cycles that 64 rows of a chunk of 4-bit codes take of a multiprocessor, for each row of an x of int8, whose sums of a
+group are converted and scaled, and whatever the rows. Instructions and wgmmas take turns (docs/devices.md). These and
+the next two numbers were fitted to 300 timings of 14 products on an H200."""
+CODE_EPILOGUE, CODE_QUARTER_TOKENS = 2.44, 1.41
+"""The epilogue of such a tile, which has a scale of each row of x, as a multiple of that of 16-bit x, and how many
+times as long it takes where 16 rows are staged at once."""
 PROMOTED_SUM = 1.34
 """Cycles that a warpgroup takes to add one sum of each thread to the sums of earlier stages (8-bit floats)."""
 PROMOTED_WAIT = 195

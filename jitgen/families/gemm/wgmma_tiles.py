@@ -19,10 +19,12 @@ from jitgen.families.gemm.wgmma_model import (
     BYTES_MISSING,
     BYTES_PINGPONG,
     BYTES_WARPGROUP,
+    CODE_BLOCK,
     CODE_DECODE,
-    CODE_PRODUCT,
-    CODE_PRODUCTS,
+    CODE_EPILOGUE,
+    CODE_QUARTER_TOKENS,
     CODE_SUM,
+    CODE_TOKEN,
     DECODE,
     DENSE,
     DENSE_MISSING_BYTES,
@@ -224,17 +226,18 @@ def _tall_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
         yield WgmmaQuantized(tokens, 3, 1, span, stages=8)
 
 
-_TALL_CODES = ((160, 1), (128, 2), (160, 2), (192, 2))
-"""Rows of x of tiles of one block of 64 rows of codes, and blocks that share them, besides those of ``SHAPES``: where x
-is int8, two halves of more than 128 rows are added up in turn."""
+_TALL_CODES = ((144, 2, 1), (128, 2, 2), (160, 2, 2), (160, 2, 1), (176, 2, 2), (192, 2, 2), (96, 3, 1), (112, 3, 1))
+"""Rows of x, warpgroups, and blocks that share x, of tiles of one block of 64 rows of codes, besides those of
+``SHAPES``. Where x is int8, two halves of 160 or 192 rows are added up in turn."""
 
 
 def _tall_code_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
     if weights.item == 2 or weights.contractions > 1 or rows <= FEW_TOKENS[-1]:
         return
-    for tokens, multicast in _TALL_CODES:
-        splits = 1 if multicast > 1 else max(weights.chip.resident_clusters)
-        yield WgmmaQuantized(tokens, 2, 1, 2, stages=8, cluster_k_splits=splits, multicast=multicast)
+    for tokens, warpgroups, multicast in _TALL_CODES:
+        # Three warpgroups have no registers to exchange sums.
+        splits = 1 if multicast > 1 or warpgroups > 2 else max(weights.chip.resident_clusters)
+        yield WgmmaQuantized(tokens, warpgroups, 1, 2, stages=8, cluster_k_splits=splits, multicast=multicast)
 
 
 def _estimate_quantized(
@@ -246,10 +249,12 @@ def _estimate_quantized(
     items = down * sum(-(-n // (tiles.block_n * share)) * share for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
     products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
-    decode = DECODE.blocks(blocks) if weights.item == 2 else blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
-    of_codes = CODE_PRODUCTS.get(tiles.tokens, CODE_PRODUCT) if blocks == 1 else CODE_PRODUCT
-    together = height * products * (of_codes if weights.item == 1 else 1.0)
-    together += tiles.warpgroups * decode if weights.item == 2 else 0
+    if weights.item == 2:
+        decode = DECODE.blocks(blocks)
+        together = height * products + tiles.warpgroups * decode
+    else:
+        decode = blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
+        together = height * (CODE_BLOCK + CODE_TOKEN * tiles.tokens)
     fetched = tiles.tokens * weights.item * CHUNK / share + height * CHUNK * 8 * weights.bits
     alone = blocks * products + decode + DECODE.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
@@ -262,6 +267,8 @@ def _estimate_quantized(
         area = tiles.tokens * height * 64 / AREA
         stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.warpgroups
         few = QUARTER_TOKENS if tiles.tokens % 32 and tiles.tokens > MANY_TOKENS[0] else 1.0
+        if weights.item == 1:
+            few = CODE_EPILOGUE * (CODE_QUARTER_TOKENS if tiles.tokens % 32 else 1.0)
         return few * area * max(stores, instructions) + QUANTIZED.tile
 
     chunks = -(-weights.length // (tiles.block_k * tiles.k_splits))
