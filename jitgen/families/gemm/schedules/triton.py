@@ -166,7 +166,7 @@ def _codes(problem: Problem) -> TritonSchedule:
             return TritonWeights(rows, 32, BLOCK, 4, 3, raster=8)
         if rows <= 64:
             return TritonWeights(rows, 64, BLOCK, 4, 3, raster=8)
-        return TritonTokens(128, 128, BLOCK, 8, 3, raster=8)
+        return TritonTokens(128, 64, BLOCK, 4, 3, raster=8)
     if rows <= DECODE_ROWS:
         return TritonWeights(rows, 64 if problem.dtype == "int8" else 32, 256, 4, 3, raster=8)
     if rows <= 64:
