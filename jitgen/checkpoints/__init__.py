@@ -3,6 +3,7 @@
 ::
 
     load.py                what users call; puts weights into a model
+    experts.py             matrices of experts become the one parameter of three dimensions that the model has
     files.py, gguf_file    opens a path: safetensors, GGUF, shards, pickles
     source.py              tensors by name, and what a reader is
     table.py               the readers, in the order in which they are asked

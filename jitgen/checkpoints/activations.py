@@ -2,7 +2,8 @@
 
 Sources: compressed-tensors' ``quantization/quant_args.py`` (``input_activations`` of a group), transformers'
 ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py`` (``activation_scheme``, ``weight_block_size``), ModelOpt's
-``quant_algo`` and Quark's ``input_tensors``. ``input_scale`` is the size of a step of the codes. What has no kind in
+``quant_algo`` and Quark's ``input_tensors``. ``input_scale``, which transformers calls ``activation_scale``, is the size
+of a step of the codes. What has no kind in
 ``quant/activations.py`` (4 bits, other blocks, zero-points) is left as floats, and the report says so.
 
 Kinds are finer where jitgen has no such: a scale of the whole tensor that is computed at each call is one of each row.
@@ -10,7 +11,7 @@ Kinds are finer where jitgen has no such: a scale of the whole tensor that is co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from jitgen.checkpoints.label import groups_of
 from jitgen.checkpoints.source import Source
 from jitgen.errors import FormatError
+from jitgen.quant.activations import bounded
 from jitgen.quant.codes import BLOCK
 from jitgen.quant.formats import find
 from jitgen.quant.qtensor import QTensor
@@ -71,9 +73,9 @@ def applied(source: Source, name: str, weight: QTensor, wanted: str | None) -> t
         return weight, f"{stated.words}: left as floats, since {weight.format} has no kernels for it"
     if not stated.static:
         return made, stated.kind
-    scale_name = f"{prefix}.input_scale"
-    if scale_name not in source:
-        return made, f"{stated.kind}: {stated.words}, and there is no {scale_name}: a scale for each row"
+    scale_name = _input_scale(source, prefix)
+    if scale_name is None:
+        return made, f"{stated.kind}: {stated.words}, and there is no {prefix}.input_scale: a scale for each row"
     scale = source.read(scale_name)
     if scale.numel() != 1:
         raise FormatError(f"{source.described(scale_name)} is not one scale of activations")
@@ -97,21 +99,29 @@ def _widened(weight: QTensor, kind: str) -> QTensor:
     return QTensor((codes, scales.float()), name, weight.group_size, weight.token.weight_shape, weight.dtype, **facts)
 
 
+def _input_scale(source: Source, prefix: str) -> str | None:
+    """Returns the name of the static scale of what a weight multiplies; None if there is none."""
+    names = (f"{prefix}.{name}" for name in ("input_scale", "activation_scale"))
+    return next((name for name in names if name in source), None)
+
+
 def _stated(source: Source, prefix: str) -> Stated | None:
     """Returns what the config, or the tensors beside a weight, say of its activations; None for floats."""
     groups = [group.get("input_activations") for group in groups_of(source, prefix)]
     described = [group for group in groups if isinstance(group, Mapping)]
     if groups:
         return _of_arguments(described[0]) if described and len(described) == len(groups) else None
-    config, has_scale = source.config, f"{prefix}.input_scale" in source
+    config, has_scale = source.config, _input_scale(source, prefix) is not None
     method, algorithm = str(config.get("quant_method")), str(config.get("quant_algo"))
     if method == "fbgemm_fp8":
-        return Stated("fp8 for each row", "fp8_e4m3")
+        return Stated("fp8 for each row", _of_fbgemm(source, prefix))
     if method == "fp8":
-        if config.get("activation_scheme") == "static" and has_scale:
+        if config.get("activation_scheme") == "static":
             return Stated("static fp8", "fp8_e4m3", static=True)
-        blocks = config.get("weight_block_size")
-        return Stated("dynamic fp8", f"fp8_e4m3.block{BLOCK}" if blocks == [BLOCK, BLOCK] else "fp8_e4m3")
+        if config.get("weight_block_size") != [BLOCK, BLOCK]:
+            return Stated("dynamic fp8", "fp8_e4m3")
+        powers = ".powers" if config.get("scale_fmt") == "ue8m0" else ""
+        return Stated("dynamic fp8", f"fp8_e4m3.block{BLOCK}{powers}")
     if "FP8_PB" in algorithm:  # weights in blocks, activations as they are
         return None
     if "FP8" in algorithm:
@@ -124,6 +134,19 @@ def _stated(source: Source, prefix: str) -> Stated | None:
     inputs = settings.get("input_tensors") if isinstance(settings, Mapping) else None
     inputs = inputs[0] if isinstance(inputs, list) and inputs else inputs
     return _of_quark(inputs) if isinstance(inputs, Mapping) else None
+
+
+def _of_fbgemm(source: Source, prefix: str) -> str:
+    """Returns the kind of FBGEMM's activations: the scale of a row is for magnitudes up to ``activation_scale_ub``."""
+    most = source.config.get("activation_scale_ub")
+    if f"{prefix}.input_scale_ub" in source:
+        stored = source.read(f"{prefix}.input_scale_ub")
+        most = float(stored) if stored.numel() == 1 else stored
+    if most is None:
+        return "fp8_e4m3"
+    if not isinstance(most, int | float) or not 0 < most < float("inf"):
+        raise FormatError(f"{prefix}: activation_scale_ub is {most!a:.80}, and not a number above 0")
+    return bounded("fp8_e4m3", most)
 
 
 def _of_arguments(arguments: Mapping[str, Any]) -> Stated:
@@ -152,11 +175,14 @@ class Loaded(dict[str, torch.Tensor]):
 
     Attributes:
         activations: by the name of a weight, how its products quantise activations, or why they do not.
+        left_out: the names of scales of a cache of keys and values that the model has no place for.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], activations: Mapping[str, str]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], activations: Mapping[str, str], left_out: Collection[str] = ()
+    ) -> None:
         super().__init__(tensors)
-        self.activations = dict(activations)
+        self.activations, self.left_out = dict(activations), tuple(left_out)
 
     @property
     def report(self) -> str:
@@ -167,4 +193,9 @@ class Loaded(dict[str, torch.Tensor]):
         weights = sum(isinstance(tensor, QTensor) for tensor in self.values())
         floats = weights - len(self.activations)
         lines = [f"{len(names)} weights: activations {words} ({names[0]}, ...)" for words, names in named.items()]
-        return "\n".join([*lines, *([f"{floats} weights: activations as they are"] if floats else [])])
+        lines += [f"{floats} weights: activations as they are"] if floats else []
+        if self.left_out:
+            lines.append(
+                f"{len(self.left_out)} scales of a cache of keys and values left out ({self.left_out[0]}, ...)"
+            )
+        return "\n".join(lines)

@@ -18,6 +18,7 @@ from torch import nn
 from jitgen import progress
 from jitgen.checkpoints import files, native
 from jitgen.checkpoints.activations import CHECKPOINT, Loaded, applied
+from jitgen.checkpoints.experts import stacked
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.table import LABELS, READERS
 from jitgen.checkpoints.weight import GO_BY_TENSORS
@@ -54,7 +55,8 @@ def load_quantized(
     Args:
         checkpoint: a file (safetensors, GGUF), an ``index.json``, a directory with any of them, or a state dict.
         model: a model that the weights are put into, by name: those of Linears become Parameters that take no
-            gradients, as ``quantize_`` leaves them. It may be on the meta device. Without one nothing but the result
+            gradients, as ``quantize_`` leaves them. Experts that the checkpoint has one by one become the parameters of
+            three dimensions that a model of transformers has (``experts.py``). It may be on the meta device. Without one nothing but the result
             is made.
         device: where tensors are put.
         dtype: the nominal dtype of weights; by default the config's, else that of the scales.
@@ -62,8 +64,8 @@ def load_quantized(
             nothing.
         rename: from names in the checkpoint to names in the model.
         strict: whether a tensor that ``model`` has no place for, or a parameter that the checkpoint does not have, is
-            an error, and whether a weight is that jitgen does not read: without ``strict`` it is left out, and a
-            ``FallbackWarning`` names it.
+            an error, and whether a weight is that jitgen does not read: without ``strict`` it is left out, or left as
+            it is, and a ``FallbackWarning`` names the parameters and the weights that are.
         pickle: whether pickle files may be read, with ``torch.load(weights_only=True)``.
         activation: how products quantise what they multiply with the weights: ``"checkpoint"`` as it says, a kind for
             all of them, such as ``"int8"``, or None to leave activations as they are.
@@ -84,9 +86,11 @@ def load_quantized(
     state, notes = _read(source, torch.device(device), strict, activation)
     if rename is not None:
         state, notes = _renamed(state, rename), _renamed(notes, rename)
+    left_out: tuple[str, ...] = ()
     if model is not None:
-        fill(model, state, strict)
-    return Loaded(state, notes)
+        state, notes = stacked(model, state, notes)
+        left_out = fill(model, state, strict)
+    return Loaded(state, notes, left_out)
 
 
 def _quantization(config: Any) -> Mapping[str, Any]:
@@ -202,17 +206,24 @@ def _renamed(state: dict[str, Named], rename: Callable[[str], str] | Mapping[str
     return renamed
 
 
-def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
-    """Puts tensors into a model, by name.
+CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".k_zero_point", ".v_zero_point")
+"""Ends of the names of tensors by which other programs quantise a cache of keys and values."""
 
-    A parameter that the state lacks and that is another one of the model (a tied weight) becomes that.
+
+def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = True) -> tuple[str, ...]:
+    """Puts tensors into a model, by name; returns the names of scales of a cache that it has no place for.
+
+    A parameter that the state lacks and that is another one of the model (a tied weight) becomes that. Without
+    ``strict`` a parameter that the state lacks stays as it is, and a ``FallbackWarning`` names it.
 
     Raises:
         FormatError: a name or a shape does not fit. The model is then unchanged.
     """
     owners = {name: (module, leaf) for name, module, leaf in _owners(model)}
     tensors: dict[str, torch.Tensor] = {}
-    unexpected = [name for name in state if name not in owners]
+    homeless = [name for name in state if name not in owners]
+    of_cache = tuple(name for name in homeless if name.endswith(CACHE_SCALES))
+    unexpected = [name for name in homeless if name not in of_cache]
     for name, tensor in state.items():
         if name in owners:
             tensors[name] = _fitting(name, *owners[name], tensor)
@@ -224,15 +235,20 @@ def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = Tru
         if loaded is not None:
             tensors |= {name: loaded for name in names if name not in tensors}
     missing = [name for name in owners if name not in tensors and name in model.state_dict(keep_vars=True)]
-    if strict and (missing or unexpected):
-        raise FormatError(
-            "the checkpoint does not fit the model: "
-            + "; ".join(
-                f"{what} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-                for what, names in (("it lacks", missing), ("the model has no place for", unexpected))
-                if names
-            )
-            + "; strict=False leaves these as they are"
+    problems = "; ".join(
+        f"{what} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        for what, names in (("it lacks", missing), ("the model has no place for", unexpected))
+        if names
+    )
+    if strict and problems:
+        remedy = "rename= maps names" if missing else "strict=False leaves these out"
+        raise FormatError(f"the checkpoint does not fit the model: {problems}; {remedy}")
+    if missing:
+        warnings.warn(
+            f"the checkpoint does not fit the model (strict=False): {problems}; parameters that it lacks stay as they "
+            "are",
+            FallbackWarning,
+            stacklevel=3,
         )
     parameters: dict[int, nn.Parameter] = {}
     for name, tensor in tensors.items():
@@ -246,6 +262,7 @@ def fill(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = Tru
         module._parameters[leaf] = parameters.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=needs_grad))
         if isinstance(tensor, QTensor):
             QuantizedLinear.convert(module)
+    return of_cache
 
 
 def _has_quantized(tensors: Mapping[str, torch.Tensor], name: str) -> bool:

@@ -4,7 +4,8 @@ the fp8 of ModelOpt, Quark, FBGEMM and DeepSeek.
 Sources: compressed-tensors' ``compressors/naive_quantized`` and ``quantization/lifecycle/forward.py``; transformers'
 ``integrations/finegrained_fp8.py`` for ``weight_scale_inv``, which multiplies in spite of its name. ``weight [N, K]``
 is float8 or int8, ``weight_scale`` has one number, ``[N]`` or ``[N, 1]``, ``[N, groups]``, or one for each block of 128
-x 128. ``activations.py`` reads the scales of activations (``input_scale``).
+x 128. Scales of e8m0 (``scale_fmt: ue8m0``) are powers of two. Integers of fewer bits may lie in int8, as the config
+says (``num_bits``). ``activations.py`` reads the scales of activations (``input_scale``).
 
 Numbers: ``code * scale`` (``(code - zero) * scale`` of integers with zero-points) rounded to the model's dtype, which
 is what the libraries compute: equal to the bit.
@@ -25,7 +26,10 @@ from jitgen.quant.codes import BLOCK, CODES, FLOAT8
 from jitgen.quant.qtensor import QTensor
 
 FLOATS = {code.dtype: code.format for name, code in CODES.items() if name in FLOAT8 and code.format}
-_OTHERS = ("weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "input_zero_point", "input_global_scale")
+_OTHERS = (
+    *("weight_zero_point", "weight_g_idx", "weight_shape"),
+    *("input_scale", "activation_scale", "input_zero_point", "input_global_scale", "input_scale_ub"),
+)
 
 
 def activation_names(source: Source, prefix: str) -> list[str]:
@@ -46,8 +50,9 @@ def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
     name = f"{prefix}.weight"
     codes, scales = source.read(name), source.read(scale_name)
     dtype = nominal(source, scales)
+    scales = scales.float() if scales.dtype == torch.float8_e8m0fnu else scales  # float32 has these numbers
     scales, group_size, qualifier = shared(name, codes.shape, scales)
-    _require_labelled(source, prefix, codes, scales, qualifier)
+    bits = _require_labelled(source, prefix, codes, scales, qualifier)
     zero_name = f"{prefix}.weight_zero_point"
     if codes.dtype in FLOATS:
         if zero_name in source and bool(source.read(zero_name).float().any()):
@@ -60,15 +65,26 @@ def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
     if zero_name in source and source.read(zero_name).numel() != scales.numel():
         raise FormatError(f"{source.described(zero_name)} is not one zero-point for each scale, {list(scales.shape)}")
     if zero_name not in source or not bool((zeros := source.read(zero_name).reshape(scales.shape)).any()):
-        return assembled(name, "int8", codes, scales, group_size, dtype, qualifier=qualifier)
-    unsigned = (codes.view(torch.uint8) ^ 128), (zeros.int() + 128).to(torch.uint8)
-    return assembled(name, "uint8", unsigned[0], scales, group_size, dtype, zeros=unsigned[1], qualifier=qualifier)
+        return assembled(name, f"int{bits}", codes, scales, group_size, dtype, qualifier=qualifier)
+    half = 1 << (bits - 1)
+    unsigned, zeros = (codes.short() + half).to(torch.uint8), (zeros.int() + half).to(torch.uint8)
+    return assembled(name, f"uint{bits}", unsigned, scales, group_size, dtype, zeros=zeros, qualifier=qualifier)
 
 
-def _require_labelled(source: Source, prefix: str, codes: torch.Tensor, scales: torch.Tensor, qualifier: str) -> None:
-    """Raises FormatError if the config says other codes, or other rows and columns that share a scale."""
+def _require_labelled(source: Source, prefix: str, codes: torch.Tensor, scales: torch.Tensor, qualifier: str) -> int:
+    """Returns how many bits codes have. Raises FormatError if the config says other codes, or other rows and columns
+    that share a scale."""
     name, label = f"{prefix}.weight", Label.read(source, prefix)
-    label.require(name, "num_bits", {8}, "its codes have 8 bits")
+    bits = 8
+    if codes.dtype == torch.int8 and len(label.num_bits) == 1 and 2 <= min(label.num_bits) < 8:
+        bits = min(label.num_bits)
+        half = 1 << (bits - 1)
+        if codes.numel() and not -half <= int(codes.min()) <= int(codes.max()) < half:
+            raise FormatError(
+                f"{name}: the config says num_bits {bits}, and it has codes from {int(codes.min())} to "
+                f"{int(codes.max())}; {GO_BY_TENSORS}"
+            )
+    label.require(name, "num_bits", {bits}, "its codes have 8 bits")
     kind = "float" if codes.dtype in FLOATS else "int"
     label.require(name, "type", {kind}, f"its codes are of {codes.dtype}")
     if source.config.get("quant_method") == "compressed-tensors":
@@ -86,6 +102,7 @@ def _require_labelled(source: Source, prefix: str, codes: torch.Tensor, scales: 
             f"{name}: the config says {source.config['fmt']}, and codes are of {codes.dtype}; {GO_BY_TENSORS}"
         )
     refuse_pre_scaled(source, prefix)
+    return bits
 
 
 def refuse_pre_scaled(source: Source, prefix: str) -> None:

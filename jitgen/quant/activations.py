@@ -2,7 +2,8 @@
 
 An activation becomes codes, int8 from -127 to 127 or float8_e4m3fn, and float32 scales. By default each row (a token)
 has a scale of its own, its largest magnitude over the largest code. ``"fp8_e4m3.block128"`` has one for every 128
-columns of a row, and ``"mxfp8"`` one that is a power of two for every 32. With a weight of a format that is ``.static``
+columns of a row, and ``"mxfp8"`` one that is a power of two for every 32. ``"fp8_e4m3.most1200"`` bounds the magnitude
+that a row's scale is for, here by 1200, and larger values saturate (FBGEMM's ``activation_scale_ub``). With a weight of a format that is ``.static``
 the scale is a tensor of the weight, found by calibration, and values beyond the largest code times the scale saturate.
 With one that is ``.smoothed`` an activation's columns are multiplied by a tensor of the weight first, whose columns
 were divided by it: SmoothQuant's factors, where whatever returns the activation cannot take them.
@@ -17,7 +18,8 @@ Gradients pass straight through: they are those of the product with the activati
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,12 +42,14 @@ class Activation:
         dtype: of the codes.
         block: the number of columns that share a scale; None for a whole row.
         powers: whether scales are powers of two.
+        most: the largest magnitude that a scale is for, beyond which values saturate; None for no bound.
     """
 
     name: str
     dtype: torch.dtype
     block: int | None = None
     powers: bool = False
+    most: float | None = None
 
     @property
     def is_integer(self) -> bool:
@@ -66,9 +70,44 @@ ACTIVATIONS = {
         Activation("fp8_e4m3", torch.float8_e4m3fn),
         Activation(f"int8.block{BLOCK}", torch.int8, BLOCK),
         Activation(f"fp8_e4m3.block{BLOCK}", torch.float8_e4m3fn, BLOCK),
+        Activation(f"fp8_e4m3.block{BLOCK}.powers", torch.float8_e4m3fn, BLOCK, powers=True),
         Activation("mxfp8", torch.float8_e4m3fn, MX_BLOCK, powers=True),
     )
 }
+BOUND = ".most"
+"""What follows the name of a kind with a scale for each row, with a number behind it, where that bounds its scales."""
+
+
+_NUMBER = re.compile(r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,2})?")
+"""A number above 0, as ``bounded`` writes it."""
+
+
+@functools.lru_cache(maxsize=256)
+def kind_of(name: str) -> Activation:
+    """Returns the kind of activations called ``name``.
+
+    Raises:
+        FormatError: there is none.
+    """
+    base, separator, most = name.partition(BOUND) if isinstance(name, str) else (name, "", "")
+    kind = ACTIVATIONS.get(base)
+    if kind is not None and separator and kind.block is None and _NUMBER.fullmatch(most):
+        kind = replace(kind, name=name, most=float(most))
+    elif separator:
+        kind = None
+    if kind is None:
+        raise FormatError(
+            f"unknown activation {name!r}; expected None, which leaves activations as they are, or "
+            f"{', '.join(map(repr, ACTIVATIONS))}"
+        )
+    return kind
+
+
+def bounded(kind: str, most: float) -> str:
+    """Returns the name of ``kind`` with scales for magnitudes up to ``most``."""
+    return f"{kind}{BOUND}{most:.9g}"
+
+
 BLOCKS_OF_ROWS = frozenset({BLOCK, MX_BLOCK})
 """Elements of a row that share a scale, where rows have several."""
 
@@ -83,12 +122,7 @@ def check_activation(
     """
     if activation is None:
         return None
-    kind = ACTIVATIONS.get(activation)
-    if kind is None:
-        raise FormatError(
-            f"unknown activation {activation!r}; expected None, which leaves activations as they are, or "
-            f"{', '.join(map(repr, ACTIVATIONS))}"
-        )
+    kind = kind_of(activation)
     if not _are_codes_of(format.stored, kind.is_integer):
         such = "int8, int4 or uint4" if kind.is_integer else "fp8_e4m3, int4 or uint4"
         raise FormatError(
@@ -145,14 +179,16 @@ def scales_of(x: torch.Tensor, kind: Activation, by_row: bool = True) -> torch.T
         largest = wide.amax(-1, keepdim=True)
     if not by_row:
         largest = largest.amax(0, keepdim=True)
+    if kind.most is not None:
+        largest = largest.clamp(max=kind.most)
     # A product, since torch's quotients by a number are rounded otherwise on a GPU than on a CPU.
     scales = (largest * (1 / kind.largest)).clamp(min=SMALLEST_SCALE)
     return scales.log2().ceil().exp2() if kind.powers else scales
 
 
 def codes_of(x: torch.Tensor, scales: torch.Tensor, kind: Activation, static: bool = False) -> torch.Tensor:
-    """Returns the codes of ``x``: x times the reciprocal of the scale, which is computed once. With a static scale they
-    saturate; by a scale of its own a row has none beyond the largest."""
+    """Returns the codes of ``x``: x times the reciprocal of the scale, which is computed once. With a static or a
+    bounded scale they saturate; by any other of its own a row has none beyond the largest."""
     wide, inverse = x.float(), scales.reciprocal()
     if kind.block:
         steps = (wide.unflatten(-1, (-1, kind.block)) * inverse.unsqueeze(-1)).flatten(-2)
@@ -160,7 +196,8 @@ def codes_of(x: torch.Tensor, scales: torch.Tensor, kind: Activation, static: bo
         steps = wide * inverse
     if kind.is_integer:
         steps = steps.round()
-    return (steps.clamp(-kind.largest, kind.largest) if static else steps).to(kind.dtype)
+    saturates = static or kind.most is not None
+    return (steps.clamp(-kind.largest, kind.largest) if saturates else steps).to(kind.dtype)
 
 
 def values_of(codes: torch.Tensor, scales: torch.Tensor, kind: Activation) -> torch.Tensor:
@@ -177,7 +214,7 @@ def quantized(x: torch.Tensor, activation: str, input_scale: torch.Tensor | None
     """
     if not x.shape[-1]:
         return x
-    wide, kind = x.float(), ACTIVATIONS[activation]
+    wide, kind = x.float(), kind_of(activation)
     scales = scales_of(wide, kind) if input_scale is None else input_scale.reshape(1)
     values = values_of(codes_of(wide, scales, kind, input_scale is not None), scales, kind)
     return values.to(torch.promote_types(x.dtype, torch.float32))

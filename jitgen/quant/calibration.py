@@ -31,7 +31,7 @@ from torch import nn
 
 from jitgen import progress
 from jitgen.errors import FallbackWarning, FormatError
-from jitgen.quant.activations import ACTIVATIONS, SMALLEST_SCALE
+from jitgen.quant.activations import SMALLEST_SCALE, kind_of
 from jitgen.quant.feedback import with_feedback
 from jitgen.quant.migration import Factors, Migration
 from jitgen.quant.modules import described, replace_weight
@@ -241,11 +241,11 @@ class _Calibration:
         made = made if factors is None else made.with_smoothing(1 / factors)
         if made.dtype != job.weight.dtype:  # of a weight with factors, which is float32
             made = cast(QTensor, made.to(job.weight.dtype))
-        if self.method not in STATIC or job.kind is None or ACTIVATIONS[job.kind].block:
+        if self.method not in STATIC or job.kind is None or kind_of(job.kind).block:
             return made
         assert observed.largest is not None
         most = float(observed.largest.max()) if self.method == "absmax" else observed.percentile(self.percentile)
-        return made.with_input_scale(max(most / ACTIVATIONS[job.kind].largest, SMALLEST_SCALE))
+        return made.with_input_scale(max(most / kind_of(job.kind).largest, SMALLEST_SCALE))
 
 
 def _is_made(job: Job) -> bool:

@@ -154,11 +154,11 @@ def layout_for_codes(
     layout = layouts.own
     if layout not in ROWS_BESIDE or (of_groups and not layouts.groups_by_codes):
         return layout
-    from jitgen.quant.activations import ACTIVATIONS
+    from jitgen.quant.activations import kind_of
     from jitgen.quant.codes import CODES, longest_exact_sum
     from jitgen.quant.formats import find
 
-    kind, row = ACTIVATIONS[activation], find(format)
+    kind, row = kind_of(activation), find(format)
     has_codes = row.row == CODES[dtype_name(kind.dtype)].format and row.scale_dtype.is_floating_point
     if has_codes and kind.block and row.scale_rows == group_size == kind.block:
         return "blocks"

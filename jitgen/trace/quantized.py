@@ -97,13 +97,13 @@ class QuantizedWeights:
 
     def has_blocks(self, weight: Node) -> bool:
         """Returns whether blocks of an activation's columns have scales of their own in products with ``weight``."""
-        return activations.ACTIVATIONS[self._tokens[id(weight.under_views)].activation].block is not None
+        return activations.kind_of(self._tokens[id(weight.under_views)].activation).block is not None
 
     def codes(self, x: Node, weight: Node) -> tuple[Node, Node]:
         """Quantises ``x`` (..., K) as products with ``weight`` do, once for all of them that read it: returns its
         codes and its scales, float32 (..., 1) or (..., blocks)."""
         base = weight.under_views
-        kind = activations.ACTIVATIONS[self._tokens[id(base)].activation]
+        kind = activations.kind_of(self._tokens[id(base)].activation)
         static = self._extras.get((id(base), "input_scale"))
         known = self._codes.get((id(x), kind.name, id(static)))
         if known is None:
@@ -123,7 +123,7 @@ class QuantizedWeights:
 
     def values(self, codes: Node, scales: Node, weight: Node) -> Node:
         """Decodes what ``codes`` returned, to float32."""
-        kind = activations.ACTIVATIONS[self._tokens[id(weight.under_views)].activation]
+        kind = activations.kind_of(self._tokens[id(weight.under_views)].activation)
         proxies = [self._proxy(codes), self._proxy(scales)]
         return self._trace.composed(lambda codes, scales: activations.values_of(codes, scales, kind), proxies)
 

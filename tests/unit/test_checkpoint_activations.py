@@ -83,8 +83,15 @@ STATED: dict[str, tuple[Any, dict[str, Any], bool, str | None, str]] = {
         float8,
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
         False,
-        "fp8_e4m3",
+        "fp8_e4m3.most1200",
         "fp8_e4m3.bfloat16",
+    ),
+    "powers of two": (
+        lambda: float8("block", "weight_scale_inv"),
+        {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
+        False,
+        "fp8_e4m3.block128.powers",
+        "fp8_e4m3.bfloat16.rows128",
     ),
     "Quark's fp8": (
         lambda: float8("tensor"),
@@ -142,6 +149,76 @@ def test_a_static_scale_that_is_missing_is_said() -> None:
     loaded = jitgen.load_quantized(int8(), config=groups(8, "int", "tensor", dynamic=False))
     assert loaded["l.weight"].activation == "int8"
     assert "there is no l.input_scale" in loaded.report
+
+
+def test_a_bound_of_scales_saturates_what_is_beyond() -> None:
+    state, config = float8(), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 12.5}
+    weight = jitgen.load_quantized(state, config=config)["l.weight"]
+    assert weight.activation == "fp8_e4m3.most12.5"
+    x = torch.randn(6, weight.shape[1])
+    x[1::2] *= 40
+    scales = x.abs().amax(-1, keepdim=True).clamp(max=12.5) / 448
+    values = (x / scales).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scales
+    wanted = values @ weight.dequantize(torch.float64).T
+    # A quotient and a product by the reciprocal may round few values to neighbouring codes, 2^-3 apart.
+    assert ((F.linear(x, weight) - wanted).norm() <= 1e-2 * wanted.norm()).all()
+    stored = jitgen.load_quantized(state | {"l.input_scale_ub": torch.tensor([3.0])}, config=config)
+    assert stored["l.weight"].activation == "fp8_e4m3.most3"
+    for bound in (0.0, -1.0, float("nan"), "a"):
+        with pytest.raises(FormatError, match="activation_scale_ub is"):
+            jitgen.load_quantized(state, config=config | {"activation_scale_ub": bound})
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3.most", "fp8_e4m3.most0", "int8.mostx", "mxfp8.most3", "fp8_e4m3.most-1", 3])
+def test_a_bound_that_is_none_is_an_error(name: Any) -> None:
+    with pytest.raises(FormatError, match="unknown activation"):
+        jitgen.quantize(torch.randn(16, 64), "fp8_e4m3", activation=name)
+
+
+def test_static_scales_have_the_name_that_transformers_gives_them() -> None:
+    state = float8("tensor", "weight_scale_inv") | {"l.activation_scale": SCALE}
+    config = {"quant_method": "fp8", "activation_scheme": "static"}
+    loaded = jitgen.load_quantized(state, config=config)
+    assert list(loaded) == ["l.weight"]
+    assert loaded["l.weight"].input_scale.item() == pytest.approx(0.02)
+    del state["l.activation_scale"]
+    assert "there is no l.input_scale" in jitgen.load_quantized(state, config=config).report
+
+
+def test_scales_that_are_powers_of_two_are_read() -> None:
+    state = float8("block", "weight_scale_inv")
+    powers = state["l.weight_scale_inv"].float().log2().ceil().exp2()
+    found = [
+        jitgen.load_quantized(state | {"l.weight_scale_inv": scales}, dtype=torch.float32)["l.weight"].dequantize()
+        for scales in (powers, powers.to(torch.float8_e8m0fnu))
+    ]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_codes_of_four_bits_may_lie_in_bytes(symmetric: bool) -> None:
+    codes = torch.randint(-8, 8, (48, 128), dtype=torch.int8)
+    scales, zeros = torch.rand(48, 4) + 0.1, torch.randint(-8, 8, (48, 4), dtype=torch.int8)
+    state = {"l.weight": codes, "l.weight_scale": scales}
+    state |= {} if symmetric else {"l.weight_zero_point": zeros}
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": symmetric}
+    config = groups(8, "int", "token")
+    config["config_groups"]["group_0"]["weights"] = weights
+    weight = jitgen.load_quantized(state, config=config)["l.weight"]
+    assert (weight.format, weight.activation) == ("int4.float32" if symmetric else "uint4.float32", "int8")
+    steps = codes.float().unflatten(1, (4, 32)) - (0 if symmetric else zeros.float().unsqueeze(-1))
+    assert torch.equal(weight.dequantize(torch.float32), (steps * scales.unsqueeze(-1)).flatten(1))
+    with pytest.raises(FormatError, match="codes from -8 to 100"):
+        jitgen.load_quantized(state | {"l.weight": codes.index_fill(1, torch.tensor(0), 100)}, config=config)
+
+
+def test_scales_of_a_cache_belong_to_no_weight() -> None:
+    state = float8("tensor") | {"l.input_scale": SCALE, "l.k_scale": torch.ones(()), "l.v_scale": torch.ones(())}
+    shape = state["l.weight"].shape
+    model = torch.nn.ModuleDict({"l": torch.nn.Linear(shape[1], shape[0], bias=False)})
+    loaded = jitgen.load_quantized(state, model=model, config={"quant_method": "modelopt", "quant_algo": "FP8"})
+    assert loaded.left_out == ("l.k_scale", "l.v_scale")
+    assert "2 scales of a cache" in loaded.report
 
 
 def test_files_of_jitgen_keep_theirs(tmp_path: Any) -> None:
