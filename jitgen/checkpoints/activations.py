@@ -2,9 +2,9 @@
 
 Sources: compressed-tensors' ``quantization/quant_args.py`` (``input_activations`` of a group), transformers'
 ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py`` (``activation_scheme``, ``weight_block_size``), ModelOpt's
-``quant_algo`` and Quark's ``input_tensors``. ``input_scale``, which transformers calls ``activation_scale``, is the size
-of a step of the codes. What has no kind in
-``quant/activations.py`` (4 bits, other blocks, zero-points) is left as floats, and the report says so.
+``quant_algo`` and Quark's ``input_tensors``. ``input_scale``, or ``activation_scale`` in transformers, is the size of a
+step of the codes. What has no kind in ``quant/activations.py`` (4 bits, other blocks, zero-points) is left as floats,
+and the report says so.
 
 Kinds are finer where jitgen has no such: a scale of the whole tensor that is computed at each call is one of each row.
 """

@@ -70,8 +70,12 @@ class Float8Linear(nn.Linear):
         scaling: ``"row"``, a scale for each row of either operand of a product, or ``"tensor"``, one for each operand.
         The others are those of ``nn.Linear``.
 
+    Its kernels are its own: a function that ``jitgen.jit`` decorates calls it outside (TraceError). ``jitgen.compile``
+    and ``torch.compile`` take a model that has such layers.
+
     Raises:
-        UnsupportedError: there is no such scaling.
+        UnsupportedError: there is no such scaling, or the layer is called with a tensor that is not of floats or has
+            another number of columns.
     """
 
     def __init__(
@@ -97,6 +101,11 @@ class Float8Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight
+        if not input.is_floating_point() or not input.dim() or input.shape[-1] != self.in_features:
+            raise UnsupportedError(
+                f"Float8Linear takes floats of shape (..., {self.in_features}), not {input.dtype} of shape "
+                f"{tuple(input.shape)}"
+            )
         if torch.is_autocast_enabled(input.device.type):
             dtype = torch.get_autocast_dtype(input.device.type)
             input, weight = input.to(dtype), weight.to(dtype)

@@ -164,7 +164,7 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
     if input.is_weight and by_dim:
         raise UnsupportedError(
             "rows of a quantised weight by a tensor of indices, or matrices of those that ids have chosen; use "
-            "F.embedding(ids, w) for rows, and one tensor of ids for matrices"
+            "F.embedding(ids, w) for rows, and one tensor of integers for matrices, w[ids]"
         )
     if any(isinstance(item, bool) for item in (key if isinstance(key, tuple) else (key,))):
         return trace.copy(viewed, viewed.dtype)  # a mask, to torch
@@ -177,8 +177,8 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
 
 
 def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
-    """Chooses one matrix of a quantised weight of three dimensions by a number, or one for each of a vector of ids;
-    None by another key."""
+    """Chooses one matrix of a quantised weight of three dimensions by a number, or one for each of a
+    tensor of ids; None by another key."""
     if type(key) is int:
         whole, swapped = without_swaps(weight)
         count, rows, columns = whole.shape
@@ -192,12 +192,17 @@ def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
         start = symbols.mul(start, rows)
         matrix = view(trace, whole.under_views, ("slice", 0, start, 1), (rows, columns))
         return view(trace, matrix, ("permute", (1, 0)), (columns, rows)) if swapped else matrix
-    is_ids = isinstance(key, Node) and len(key.shape) == 1 and key.dtype in INDEX_DTYPES
+    is_ids = isinstance(key, Node) and key.shape and key.dtype in INDEX_DTYPES
     if not is_ids or weight.under_views.kind is GATHER:
         return None
-    shape = (key.shape[0], *weight.shape[1:])
-    index = expand(trace, along(trace, trace.cast(key, "int64"), 0, 3), shape)
-    result = trace.make("gather", (weight, index), weight.dtype, shape, (-1, 1, 2))
+    shape, rank = (*key.shape, *weight.shape[1:]), len(key.shape)
+    ids = trace.cast(key, "int64")
+    if rank == 1:
+        ids = along(trace, ids, 0, 3)
+    else:
+        ids = view(trace, ids, ("reshape",), (*key.shape, 1, 1))
+    index = expand(trace, ids, shape)
+    result = trace.make("gather", (weight, index), weight.dtype, shape, (-1, rank, rank + 1))
     trace.chosen[id(result)] = result, weight, key
     return result
 

@@ -153,9 +153,10 @@ _install_inplace_operators()
 
 def untraceable(error: Exception) -> str | None:
     """Explains an error that a function of torch's in C raised because it got a proxy (most name its type, the
-    jiterator says that it is no Tensor); None for any other error. None for any other error."""
+    jiterator says that it is no Tensor, pybind11 prints it); None for any other error."""
     said = str(error)
     is_about_proxies = TensorProxy.__name__ in said or "tuple is not a Tensor" in said
+    is_about_proxies |= "incompatible function arguments" in said and TRACED in said
     return said.replace(TensorProxy.__name__, "Tensor") if is_about_proxies else None
 
 

@@ -272,6 +272,46 @@ def test_scaled_mm_refuses_other_scales() -> None:
         assert REWRITE in function.lower(*specs, target="sm_90a", backend=backend).explain()
 
 
+@pytest.mark.parametrize("out_dtype", [FLOAT8, torch.bfloat16, None], ids=str)
+def test_scaled_mm_takes_the_scale_of_a_result_as_torch_does(out_dtype: torch.dtype | None) -> None:
+    a, b = torch.randn(16, 32).to(FLOAT8), torch.randn(16, 32).to(FLOAT8)
+
+    def scaled(a: torch.Tensor, b: torch.Tensor, s: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(a, b.T, s, s, scale_result=r, out_dtype=out_dtype)
+
+    given = a, b, torch.tensor(0.5), torch.tensor(2.0)
+    found, wanted = jitgen.jit(scaled)(*given), scaled(*given)  # on a CPU torch divides, by cuBLASLt it multiplies
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=2**-3, atol=2**-9)
+
+
+@pytest.mark.parametrize("recipe", ["TensorWise", "RowWise", "BlockWise1x128"])
+def test_the_newer_scaled_mm(recipe: str) -> None:
+    kinds = F.ScalingType
+    a, b, bias = torch.randn(5, 256).to(FLOAT8), torch.randn(128, 256).to(FLOAT8), torch.randn(128).bfloat16()
+    first, second = getattr(kinds, recipe), getattr(kinds, recipe)
+    s, t = torch.tensor(0.5), torch.tensor(3.0)
+    if recipe == "RowWise":
+        s, t = torch.rand(5, 1), torch.rand(1, 128)
+    if recipe == "BlockWise1x128":
+        second, s, t = kinds.BlockWise128x128, torch.rand(5, 2), torch.rand(2, 1)
+
+    @jitgen.jit
+    def scaled(a: torch.Tensor, b: torch.Tensor, s: torch.Tensor, t: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return F.scaled_mm(a, b.T, s, first, t, second, bias=c)
+
+    found = scaled(a, b, s, t, bias)
+    x = a.double() * (s.double() if recipe != "BlockWise1x128" else s.double().repeat_interleave(128, 1))
+    w = b.double() * (t.double().T if recipe != "BlockWise1x128" else t.double().T.repeat_interleave(128, 1))
+    wanted = x @ w.T + bias.double()
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wanted, rtol=8e-3, atol=1e-2)
+    with pytest.raises(JitgenError, match="are not"):
+        scaled(a, b, torch.rand(5, 3), t, bias)
+    with pytest.raises(JitgenError, match="TensorWise, RowWise"):
+        jitgen.jit(lambda a, b, s: F.scaled_mm(a, b.T, s, kinds.BlockWise1x32, s, kinds.BlockWise1x32))(a, b, s)
+
+
 def test_attention_of_codes_stays_one_kernel() -> None:
     function = jitgen.jit(lambda q, k, v, s, t: torch.softmax(((q.float() * s) @ (k.float() * t).mT) * 0.1, -1) @ v)
     q, k, v = codes(2, 3, 40, 64), codes(2, 3, 50, 64), torch.randn(2, 3, 50, 64)

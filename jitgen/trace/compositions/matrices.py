@@ -83,9 +83,54 @@ def _scaled_mm(
     product = product * scale_a * scale_b
     if bias is not None:
         product = product + bias.float()
-    if scale_result is not None and is_float8(out_dtype or input.dtype):
-        product = product * scale_result
+    if scale_result is not None and input.device.type == "cpu":
+        # oneDNN divides by the scale of the result, and torch gives it one where out_dtype is a float of 8 bits.
+        product = product / scale_result if out_dtype is not None and is_float8(out_dtype) else product
+    elif scale_result is not None and is_float8(out_dtype or input.dtype):
+        product = product * scale_result  # as cuBLASLt does
     return product.to(out_dtype or input.dtype)
+
+
+_RECIPES = {(0, 0): "TensorWise", (1, 1): "RowWise", (4, 5): "BlockWise1x128 by BlockWise128x128"}
+"""What ``F.scaled_mm`` may say of the scales of both operands here, by the numbers of ``F.ScalingType``."""
+
+
+@composition("_scaled_mm_v2")
+def _scaled_mm_v2(
+    input: Tensor,
+    mat2: Tensor,
+    scale_a: Sequence[Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """Computes ``F.scaled_mm`` as ``_scaled_mm``, which tells the kind of scales by their shapes."""
+    recipe = (*recipe_a, *recipe_b)
+    is_known = recipe in _RECIPES and not any((*swizzle_a, *swizzle_b, *contraction_dim))
+    if not is_known or len(scale_a) != 1 or len(scale_b) != 1:
+        raise UnsupportedError(
+            f"F.scaled_mm takes scales that are {', '.join(_RECIPES.values())}, not swizzled, and two matrices "
+            "(M, K) and (K, N); write others as a formula"
+        )
+    first, second = scale_a[0], scale_b[0]
+    if recipe == (0, 0):
+        fits = first.numel() == second.numel() == 1
+    elif recipe == (1, 1):
+        fits = (tuple(first.shape), tuple(second.shape)) == ((input.shape[0], 1), (1, mat2.shape[1]))
+    else:
+        fits = _are_of_blocks(input, mat2, first, second)
+    if not fits:
+        raise UnsupportedError(
+            f"F.scaled_mm: scales of shapes {tuple(map(int, first.shape))} and {tuple(map(int, second.shape))} are not "
+            f"{_RECIPES[recipe]}: one number each; (M, 1) and (1, N); or (M, K / {BLOCK}) and (K / {BLOCK}, N / {BLOCK})"
+        )
+    return _scaled_mm(input, mat2, first, second, bias, None, out_dtype, use_fast_accum)
 
 
 def _are_of_blocks(input: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
