@@ -2,16 +2,15 @@
 dimensions that a model of transformers 5 has.
 
 ``experts.0.gate_proj.weight`` and ``up_proj`` (Qwen, DeepSeek), or ``w1`` and ``w3`` (Mixtral), are the rows of
-``experts.gate_up_proj[0]``, one below the other; ``down_proj`` or ``w2`` are ``experts.down_proj[0]``. Quantised ones are
-joined as they are, codes and scales; numbers stay the same. A scale of a whole matrix becomes one of each of its rows,
-and so does one of 128 rows where matrices have no multiple of so many. Of static scales of activations the largest is
-taken, as vLLM does.
+``experts.gate_up_proj[0]``, one below the other; ``down_proj`` or ``w2`` are ``experts.down_proj[0]``. Quantised ones
+are joined as they are, codes and scales; numbers stay the same. A scale of a whole matrix becomes one of each of its
+rows, and so does one of 128 rows where matrices have no multiple of so many. Of static scales of activations the
+largest is taken, as vLLM does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
 from typing import Any, TypeVar
 
 import torch
