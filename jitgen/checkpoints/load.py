@@ -56,8 +56,8 @@ def load_quantized(
         checkpoint: a file (safetensors, GGUF), an ``index.json``, a directory with any of them, or a state dict.
         model: a model that the weights are put into, by name: those of Linears become Parameters that take no
             gradients, as ``quantize_`` leaves them. Experts that the checkpoint has one by one become the parameters of
-            three dimensions that a model of transformers has (``experts.py``). It may be on the meta device. Without one nothing but the result
-            is made.
+            three dimensions that a model of transformers has (``experts.py``). It may be on the meta device. Without
+            one nothing but the result is made.
         device: where tensors are put.
         dtype: the nominal dtype of weights; by default the config's, else that of the scales.
         config: what a config file would say (``quantization_config``), instead of the one beside the file; ``{}`` for

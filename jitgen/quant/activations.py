@@ -3,8 +3,9 @@
 An activation becomes codes, int8 from -127 to 127 or float8_e4m3fn, and float32 scales. By default each row (a token)
 has a scale of its own, its largest magnitude over the largest code. ``"fp8_e4m3.block128"`` has one for every 128
 columns of a row, and ``"mxfp8"`` one that is a power of two for every 32. ``"fp8_e4m3.most1200"`` bounds the magnitude
-that a row's scale is for, here by 1200, and larger values saturate (FBGEMM's ``activation_scale_ub``). With a weight of a format that is ``.static``
-the scale is a tensor of the weight, found by calibration, and values beyond the largest code times the scale saturate.
+that a row's scale is for, here by 1200, and larger values saturate (FBGEMM's ``activation_scale_ub``). With a weight of
+a format that is ``.static`` the scale is a tensor of the weight, found by calibration, and values beyond the largest
+code times the scale saturate.
 With one that is ``.smoothed`` an activation's columns are multiplied by a tensor of the weight first, whose columns
 were divided by it: SmoothQuant's factors, where whatever returns the activation cannot take them.
 

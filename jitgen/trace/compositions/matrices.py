@@ -91,7 +91,11 @@ def _scaled_mm(
     return product.to(out_dtype or input.dtype)
 
 
-_RECIPES = {(0, 0): "TensorWise", (1, 1): "RowWise", (4, 5): "BlockWise1x128 by BlockWise128x128"}
+_RECIPES: dict[tuple[int, ...], str] = {
+    (0, 0): "TensorWise",
+    (1, 1): "RowWise",
+    (4, 5): "BlockWise1x128 by BlockWise128x128",
+}
 """What ``F.scaled_mm`` may say of the scales of both operands here, by the numbers of ``F.ScalingType``."""
 
 
@@ -128,7 +132,8 @@ def _scaled_mm_v2(
     if not fits:
         raise UnsupportedError(
             f"F.scaled_mm: scales of shapes {tuple(map(int, first.shape))} and {tuple(map(int, second.shape))} are not "
-            f"{_RECIPES[recipe]}: one number each; (M, 1) and (1, N); or (M, K / {BLOCK}) and (K / {BLOCK}, N / {BLOCK})"
+            f"{_RECIPES[recipe]}: one number each; (M, 1) and (1, N); or (M, K / {BLOCK}) and (K / {BLOCK}, "
+            f"N / {BLOCK})"
         )
     return _scaled_mm(input, mat2, first, second, bias, None, out_dtype, use_fast_accum)
 
