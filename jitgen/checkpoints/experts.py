@@ -81,8 +81,8 @@ def _renamed(state: Mapping[str, Named], modules: set[str]) -> dict[str, Named]:
 
 def _joined(name: str, matrices: Sequence[torch.Tensor], count: int) -> torch.Tensor:
     """Joins the matrices, as many for each of ``count`` experts, to a weight of three dimensions."""
-    each = len(matrices) // count
-    fits = all(matrix.shape == matrices[index % each].shape for index, matrix in enumerate(matrices))
+    per_expert = len(matrices) // count
+    fits = all(matrix.shape == matrices[index % per_expert].shape for index, matrix in enumerate(matrices))
     if not fits or len({(matrix.shape[-1], type(matrix)) for matrix in matrices}) != 1:
         raise FormatError(f"{name}: its experts have matrices of several sizes or kinds")
     weights = [matrix for matrix in matrices if isinstance(matrix, QTensor)]

@@ -32,7 +32,7 @@ from jitgen.ir.graph import Node, kinds_of
 from jitgen.ir.nodes import BLOCKS, CAST, DEQUANTIZE
 from jitgen.ir.patterns import Rewrite, Rewriter, Rewrites, contract, operation, wildcards
 from jitgen.ir.views import Mover
-from jitgen.quant.activations import ACTIVATIONS
+from jitgen.quant.activations import ACTIVATIONS, MX_BLOCK, kind_of
 from jitgen.quant.codes import BLOCK
 from jitgen.spec import dtype_name
 
@@ -189,7 +189,10 @@ def _is_of_codes(x: Node) -> bool:
 
 
 def _is_microscaled(weight: Node) -> bool:
-    return _quantizes(weight) and ACTIVATIONS[weight.under_views.attrs.activation].powers
+    if not _quantizes(weight):
+        return False
+    kind = kind_of(weight.under_views.attrs.activation)
+    return kind.powers and kind.block == MX_BLOCK
 
 
 def _lies_in(layout: str) -> Callable[[Node], bool]:
