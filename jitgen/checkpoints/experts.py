@@ -1,4 +1,4 @@
-"""Stacks the experts that a checkpoint has in a matrix each, as transformers 4 named them, into the parameters of three
+"""Joins the experts that a checkpoint has in a matrix each, as transformers 4 named them, into the parameters of three
 dimensions that a model of transformers 5 has.
 
 ``experts.0.gate_proj.weight`` and ``up_proj`` (Qwen, DeepSeek), or ``w1`` and ``w3`` (Mixtral), are the rows of

@@ -302,7 +302,9 @@ def test_the_newer_scaled_mm(recipe: str) -> None:
 
     found = scaled(a, b, s, t, bias)
     x = a.double() * (s.double() if recipe != "BlockWise1x128" else s.double().repeat_interleave(128, 1))
-    w = b.double() * (t.double().T if recipe != "BlockWise1x128" else t.double().T.repeat_interleave(128, 1))
+    w = b.double() * (
+        t.double().mT.repeat_interleave(128, 1) if recipe == "BlockWise1x128" else t.double().reshape(-1, 1)
+    )
     wanted = x @ w.T + bias.double()
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), wanted, rtol=8e-3, atol=1e-2)
