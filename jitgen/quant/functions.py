@@ -218,6 +218,11 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTenso
     if tensor.token.experts is not None:
         if isinstance(key, torch.Tensor) and key.dim() == 1 and key.dtype in (torch.int64, torch.int32):
             return tensor.chosen(key)
+        if isinstance(key, torch.Tensor) and key.dim() > 1:
+            raise UnsupportedError(
+                f"matrices of a quantised weight by ids of {key.dim()} dimensions, outside of jitgen.jit; flatten "
+                "them, w[ids.flatten()], and unflatten what the product returns"
+            )
         if isinstance(key, torch.Tensor) and key.dim() == 0 and not key.is_floating_point():
             key = int(key)
         if type(key) is not int:

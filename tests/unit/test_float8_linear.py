@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from jitgen.errors import UnsupportedError
+import jitgen
+from jitgen.errors import TraceError, UnsupportedError
 from jitgen.nn import Float8Linear, convert_linears
 
 
@@ -50,6 +51,15 @@ def test_zeros_and_nothing() -> None:
         assert layer(torch.randn(4, 32)).dtype == torch.bfloat16
     with pytest.raises(UnsupportedError, match="'row', 'tensor'"):
         Float8Linear(4, 4, scaling="block")
+
+
+def test_what_a_linear_refuses_is_refused() -> None:
+    layer = Float8Linear(32, 16)
+    for x in (torch.ones(2, 32, dtype=torch.int32), torch.ones(2, 31), torch.ones(())):
+        with pytest.raises(UnsupportedError, match=r"takes floats of shape \(..., 32\)"):
+            layer(x)
+    with pytest.raises(TraceError, match=r"_Float8Product, a torch.autograd.Function"):
+        jitgen.jit(lambda x: layer(x) * 2)(torch.ones(2, 32))
 
 
 def test_training_reaches_the_loss_of_floats() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import jitgen
-from jitgen.errors import TraceError
+from jitgen.errors import TraceError, UnsupportedError
+from jitgen.quant.activations import quantized
 from tests import triton_grouped
 from tests.cuda_on_host import run as run_cuda
 from tests.grouped import (
@@ -267,6 +268,22 @@ def test_matrices_by_ids_of_several_dimensions_are_not_copied(name: str) -> None
     assert balance.moved < 128 * 40 * 24 * 4, str(balance)  # of the copies alone
     with pytest.raises(IndexError):
         jitgen.jit(function)(torch.randn(64, 24), torch.randn(5, 40, 24), ids + 5)
+
+
+@pytest.mark.parametrize("activation", [None, "int8"])
+def test_quantised_matrices_by_ids_of_several_dimensions(activation: str | None) -> None:
+    weight = jitgen.quantize(torch.randn(5, 48, 64), "int8", activation=activation)
+    dense, function = weight.with_activation(None).dequantize().double(), jitgen.jit(SEVERAL_IDS["matmul"])
+    for tokens, count in ((7, 2), (1, 3), (0, 2)):
+        x, ids = torch.randn(tokens, 64), torch.randint(-5, 5, (tokens, count))
+        rows = x if activation is None else quantized(x, activation)
+        want, got = SEVERAL_IDS["matmul"](rows.double(), dense, ids), function(x, weight, ids)
+        assert got.shape == want.shape
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+    with pytest.raises(IndexError):
+        function(torch.randn(4, 64), weight, torch.full((4, 2), 5))
+    with pytest.raises(UnsupportedError, match="flatten"):
+        weight[torch.zeros(2, 2, dtype=torch.int64)]
 
 
 def test_gradients_of_matrices_by_ids_of_several_dimensions() -> None:
