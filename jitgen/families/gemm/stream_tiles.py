@@ -145,8 +145,8 @@ QUANTIZED_FIT = StreamFit(
 )
 """Of W4A16 with groups of 128; the module's docstring says to which timings it was fitted. ``alone`` is of 297 timings
 of an H200 (``docs/measured/h200-persistent-step.json``): tiles that leave each multiprocessor 8 warps were estimated
-1.25 to 1.4 times too fast. ``search`` is of blocks of experts for 1, 2 and 4 tokens on an H200: of the 11 whose tiles
-it changes 10 take 1 to 15 % less time, and one 3 % more."""
+1.25 to 1.4 times too fast. ``search`` is of blocks of experts for 1, 2 and 4 tokens on an H200: of the 9 whose tiles
+it changes 8 take 1 to 15 % less time, and one 3 % more."""
 DENSE_FIT = StreamFit(
     *(0.506, 0.283, 145, 0, 0.19, 2.95, 0.653, 0.113, 30.51, 1.69, 0, 0.51),
     alone=0,
