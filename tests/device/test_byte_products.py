@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.families.gemm import wgmma_tiles
-from jitgen.quant.activations import ACTIVATIONS, codes_of, scales_of
+from jitgen.quant.activations import codes_of, kind_of, scales_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -230,10 +230,23 @@ def test_activations_are_quantised_by_block() -> None:
 
 def quantised(x: torch.Tensor, activation: str) -> torch.Tensor:
     """The numbers that the codes of ``x`` stand for, each code to the bit as kernels compute it."""
-    kind = ACTIVATIONS[activation]
+    kind = kind_of(activation)
     scales = scales_of(x, kind)
     codes = codes_of(x, scales, kind).double()
     return codes * scales.double().repeat_interleave(kind.block or x.shape[-1], -1)
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "activation"),
+    [("fp8_e4m3.rows128", 128, "fp8_e4m3.block128.powers"), ("fp8_e4m3", None, "fp8_e4m3.most3")],
+)
+def test_scales_that_are_powers_of_two_or_bounded(format: str, group: int | None, activation: str) -> None:
+    for m, n, k in ((1, 128, 256), (33, 384, 1152), (300, 1024, 640)):
+        x, dense = torch.randn(m, k, dtype=torch.bfloat16, device="cuda"), torch.randn(n, k, device="cuda")
+        x[::2] *= 7  # beyond the bound
+        weight = jitgen.quantize(dense, format, group, activation=activation)
+        expected = quantised(x, activation) @ weight.dequantize(torch.float64).T
+        close(jitgen.jit(F.linear, backend="cuda")(x, weight), expected, 2.0**-8)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +370,7 @@ def test_results_are_quantised_in_blocks(function: str) -> None:
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize("activation", ["int8.block128", "fp8_e4m3.block128", "mxfp8"])
 def test_codes_in_blocks_are_returned_by_one_kernel(activation: str, backend: str) -> None:
-    kind = ACTIVATIONS[activation]
+    kind = kind_of(activation)
 
     def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scales = scales_of(x, kind)
