@@ -29,6 +29,7 @@ void registers_deal() {
 inline void barrier_wait_in_place(uint32_t barrier, uint32_t parity, const char* name) {
   barrier_wait(barrier, parity, name);
 }
+inline void barrier_arrive_on_copies(uint32_t barrier) { barrier_arrive(barrier); }
 inline void proxy_fence() {}
 inline void copy_box_of_batch(
     uint32_t to, const TensorMap& map, int column, int row, const int (&batch)[3], uint32_t barrier) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm.mainloops import WgmmaBytes
 from jitgen.quant.activations import codes_of, kind_of, scales_of
 
 pytestmark = [
@@ -213,6 +215,44 @@ def test_scales_of_blocks(scaled: str, dtype: torch.dtype) -> None:
         )
         found = run(function, *arguments, says="for each block of 128 of K")
         close(found, wide @ weight.T, FLOAT_ERROR if dtype == E4M3 else 2.0**-20)
+
+
+X_SHARED = {"multicast": 2, "shares_x": True}
+TILES = {
+    "wide": WgmmaBytes(2, 1, 256, stages=4),
+    "wide, x shared": WgmmaBytes(2, 1, 256, stages=4, **X_SHARED),
+    "three": WgmmaBytes(3, 1, 128, stages=5, staged=32),
+    "three, x shared": WgmmaBytes(3, 1, 128, stages=5, staged=32, **X_SHARED),
+    "narrow": WgmmaBytes(2, 1, 128, stages=6),
+    "one": WgmmaBytes(1, 1, 128, stages=4, resident=2),
+    "across": WgmmaBytes(1, 2, 256, stages=5, staged=32),
+    "in turn": WgmmaBytes(1, 1, 128, stages=8, pingpong=True),
+}
+
+
+def scaled_into(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    def function(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (x.float() @ w.float().T * a * b).to(dtype)
+
+    return function
+
+
+@pytest.mark.parametrize("tiles", TILES)
+def test_tiles_of_promoted_products(tiles: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of tile, whatever the model would choose: scales of blocks, of rows and columns, and none; results of
+    16 bits are computed in pairs of columns, of which an odd number has a last one alone."""
+    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (TILES[tiles],))
+    for m, n, k in ((1500, 2176, 384), (777, 640, 2176), (4001, 8320, 640), (200, 128, 128)):
+        x, w = codes(m, k, dtype=E4M3), codes(n, k, dtype=E4M3)
+        s, t = torch.rand(k // 128, m, device="cuda").T + 0.1, torch.rand(n // 128, k // 128, device="cuda") + 0.1
+        wide = x.double() * s.double().repeat_interleave(128, 1)
+        expected = wide @ (w.double() * t.double().repeat_interleave(128, 0).repeat_interleave(128, 1)).T
+        close(run(lambda x, s, w, t: by_blocks(x, s, w, t).bfloat16(), x, s, w, t), expected, ROUNDED)
+    for (m, n, k), dtype in itertools.product(((900, 263, 272), (2011, 4097, 1040)), (torch.bfloat16, torch.float16)):
+        x, w = codes(m, k, dtype=E4M3), codes(n, k, dtype=E4M3)
+        a, b = torch.rand(m, 1, device="cuda") + 0.1, torch.rand(n, device="cuda") + 0.1
+        found = run(scaled_into(dtype), x, w, a, b)
+        close(found, product(x, w) * a.double() * b.double(), ROUNDED)
 
 
 def test_activations_are_quantised_by_block() -> None:

@@ -426,7 +426,19 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]
         facts |= {"contractions": len(products.regions[0].contractions)}
         stored = [item_size(store.dtype) for region in products.regions for store in region.stores]
         facts |= {"run": 4 if set(stored) == {4} and not schedule.swapped else wgmma.EPILOGUE_WIDTH}
+        facts |= {"scaled": bool(first.contraction.blocks), "in_pairs": _in_pairs(schedule, products)}
     return schedule.members(**facts)
+
+
+def _in_pairs(schedule: WgmmaDense, products: GemmContext) -> bool:
+    """Returns whether an epilogue computes its results as the sums of codes lie in registers, two columns of a row at
+    a time: it has one result, of 16 bits, and reads no matrix, of which such pairs would be read in many pieces."""
+    first, *others = products.regions
+    if not isinstance(schedule, WgmmaBytes) or schedule.swapped or others or products.batch or products.grouping:
+        return False
+    kinds = {operand.kind for operand in first.loads}
+    stored = [(item_size(store.dtype), store.run, store.kind) for store in first.stores]
+    return len(first.contractions) == 1 and stored == [(2, 1, "full")] and kinds <= {"row", "column", "scalar"}
 
 
 # ----------------------------------------------------------------------------------------------------------- regions

@@ -205,7 +205,7 @@ class WgmmaDense(WgmmaMainloop):
     config = (
         *("transposed", "trimmed", "pingpong", "ranges", "contractions", "regions", "down", "across", "columns"),
         *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged", "run"),
-        *("swapped", "blocks", "other_multicast", "x_transposed"),
+        *("swapped", "blocks", "other_multicast", "x_transposed", "scaled", "in_pairs"),
     )
     block_k: ClassVar[int] = CHUNK
     down: int
@@ -227,7 +227,7 @@ class WgmmaDense(WgmmaMainloop):
 
     def members(self, **facts: bool | int | str) -> list[Member]:
         """Returns the members of ``struct Config``, without those that it may leave out where they say nothing."""
-        left_out = set[str]() if facts["x_transposed"] else {"x_transposed"}
+        left_out = {name for name in ("x_transposed", "scaled", "in_pairs") if not facts[name]}
         if not (self.swapped or self.blocks > 1 or self.other_multicast > 1):
             left_out |= {"swapped", "blocks", "other_multicast"}
         return [member for member in super().members(**facts) if member.name not in left_out]

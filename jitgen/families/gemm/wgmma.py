@@ -13,7 +13,7 @@ import torch
 from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
-from jitgen.families.gemm.wgmma_tiles import Weights, estimate
+from jitgen.families.gemm.wgmma_tiles import Weights, estimate, slices
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.kernel.operands import MappedTensor, item_size, mapped_tensor
@@ -34,6 +34,7 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
     count, warpgroups = len(contractions), schedule.warpgroups
     if isinstance(schedule, WgmmaDense):
         stage = (schedule.block_m + schedule.block_n * count) * 2 * CHUNK
+        stage += _scales(schedule, contractions) * 4
         staging = warpgroups * (STAGING_PITCH if schedule.swapped else 64) * schedule.staged * 4
         return schedule.stages * (stage + 16) + staging
     first = contractions[0]
@@ -50,6 +51,16 @@ def shared_bytes(schedule: WgmmaTiling, contractions: Sequence[Contraction]) -> 
     tokens = 16 if schedule.block_m % 32 else (64 if few and schedule.block_m % 64 == 0 else 32) // count
     staging = warpgroups * count * tokens * STAGING_PITCH * 4
     return schedule.stages * (stage + 16) + staging
+
+
+def _scales(schedule: WgmmaDense, contractions: Sequence[Contraction]) -> int:
+    """Counts the scales of a stage, as the header's ``Shape::stage_scales``: where blocks have scales, those of the
+    rows of a tile, and of each slice of its columns."""
+    if not contractions[0].blocks:
+        return 0
+    width = schedule.columns // schedule.across
+    pieces = slices(width) * schedule.across * len(contractions)
+    return schedule.height + -(-pieces // 4) * 4
 
 
 def weights_of(

@@ -31,9 +31,11 @@ from jitgen.families.gemm.wgmma_model import (
     DENSE_PINGPONG,
     DENSE_WARPGROUP,
     LEAST_PRODUCT,
+    PROMOTED,
     PROMOTED_PINGPONG,
     PROMOTED_PRODUCT,
     PROMOTED_SUM,
+    PROMOTED_TURN,
     PROMOTED_WAIT,
     QUANTIZED,
     QUARTER_LINES,
@@ -460,6 +462,8 @@ _BYTES = (
 
 _PROMOTED = (
     WgmmaBytes(2, 1, 256, stages=4, multicast=2),
+    WgmmaBytes(2, 1, 256, stages=4),
+    WgmmaBytes(3, 1, 128, stages=5, staged=32),
     WgmmaBytes(2, 1, 192, stages=4, multicast=2),
     WgmmaBytes(2, 1, 192, stages=4),
     WgmmaBytes(2, 1, 160, stages=4, multicast=2, staged=32),
@@ -530,10 +534,11 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
     contractions = weights.contractions
     stages = tiles.stages * (tiles.block_m + tiles.block_n * contractions) * CHUNK_BYTES
     sums = contractions * tiles.block_m * (tiles.block_n + 8) * 4
-    # Wide tiles of three warpgroups, and those whose sums are promoted, have no registers to exchange them. With narrow
-    # tiles of 16 bits of which a multiprocessor has several, other ones were always faster.
+    # Wide tiles of three warpgroups, and those whose sums are promoted, have no registers to exchange them; three
+    # warpgroups whose sums are promoted never have. With narrow tiles of 16 bits of which a multiprocessor has several,
+    # other ones were always faster.
     wide = weights.promoted and tiles.columns * contractions // tiles.across > WIDEST_PROMOTED
-    wide = wide or (tiles.down == 3 and tiles.columns * contractions > 160)
+    wide = wide or (tiles.down == 3 and (weights.promoted or tiles.columns * contractions > 160))
     wide = wide and not (weights.quantises and tiles.down * tiles.across == 1)  # one warpgroup has the registers
     whole = tiles.swapped or tiles.pingpong or tiles.blocks > 1 or tiles.cluster > 2  # a tile of these is of one block
     if sums > stages or whole or wide or (tiles.resident > 1 and weights.item == 2):
@@ -588,6 +593,8 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
 def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Groups | None = None) -> tuple[int, float]:
     of_bytes = weights.item == 1
     fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
+    many = weights.promoted and not tiles.pingpong and rows > MEDIUM_ROWS
+    fit = PROMOTED if many else fit
     if tiles.cluster > 1 and fit.cluster:
         fit = replace(fit, fixed=fit.fixed + math.log2(tiles.cluster) * fit.cluster)
     # Of a tile as wgmma has it, whose rows are those of the weight where these are swapped.
@@ -615,10 +622,12 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
     live = -(-tall // 64) * 64 / -(-tall // height) if several else height
     products = live * width / 32 * fit.product
     if weights.promoted:
-        products *= PROMOTED_PINGPONG if tiles.pingpong else PROMOTED_PRODUCT
+        products *= PROMOTED_PINGPONG if tiles.pingpong else 1.0 if many else PROMOTED_PRODUCT
+        products += slices(tiles.columns // tiles.across) * tiles.blocks * PROMOTED_TURN if many else 0
     matrices = 1.0 if groups is None else groups.used
     in_l2 = (rows + matrices * sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
-    copies = fetched / (fit.l2_bytes if in_l2 else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES)
+    missing = fit.l2_bytes if many else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES
+    copies = fetched / (fit.l2_bytes if in_l2 else missing)
     least = fit.least[tiles.cluster.bit_length() - 1]
     lines = SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else fit.half_lines
     lines *= QUARTER_LINES if tiles.staged == 16 else 1.0
@@ -644,6 +653,12 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
         return 1, times.unsplit(weights.chip, items, tiles.cluster)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.cluster_k_splits, tiles.multicast)
+
+
+def slices(width: int) -> int:
+    """Returns the slices of a warpgroup's columns that are promoted one after another, as the header's
+    ``Shape::slices``: products of more columns would take too many registers beside the sums."""
+    return 2 if width > WIDEST_PROMOTED and width % 32 == 0 else 1
 
 
 def _across_lines(item: int, *widths: int) -> bool:

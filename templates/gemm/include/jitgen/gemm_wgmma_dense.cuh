@@ -57,6 +57,7 @@ struct DenseKernel {
   using Products = Product[contractions][blocks][Shape::width / 2];
   using Sums = Sum[contractions][blocks][Shape::width / 2];
   static constexpr bool promoted = Multiply::promoted || Scales::any;
+  static_assert(Scales::any == Shape::scaled, "Config says whether there are scales");
   static_assert(!Scales::any || (Shape::depth == scale_block && scale_block % Shape::slice == 0 && Config::regions == 1 &&
                                  (!Batch::several || Batch::grouped)),
                 "a stage has one block, and a slice's columns are of one");
@@ -84,6 +85,8 @@ struct DenseKernel {
   JITGEN_DEVICE uint32_t weight_at(int stage, int contraction) const {
     return x_at(stage) + Shape::x_bytes + contraction * Shape::weight_bytes;
   }
+
+  JITGEN_DEVICE uint32_t scales_at(int stage) const { return Shape::scales_at + stage * (Shape::stage_scales * 4); }
 
   // Where in its cluster's rectangle a block is. The blocks of a cluster that only splits K are all at its corner.
   static JITGEN_DEVICE int down_of(int block) {
@@ -155,6 +158,41 @@ struct DenseKernel {
           }
         }
       }
+    }
+  }
+
+  // Called by one warp: copies the scales of each stage, whatever their strides, as far ahead as the operands are copied.
+  // (Where lanes of the consumers loaded them two stages ahead, products waited for them: blocks took 1.06 to 1.2 times as
+  // long as products without scales, on an H200.)
+  JITGEN_DEVICE void produce_scales(int group, const TilePlace& tile, int first, int last, Ring& ring) const {
+    const int lane = threadIdx.x % 32;
+    constexpr int row_copies = Shape::rows / 32;
+    const float* of_row[row_copies];
+#pragma unroll
+    for (int i = 0; i < row_copies; ++i) {
+      of_row[i] = scales.of_row(smaller(tile.row + i * 32 + lane, rows - 1)) + first * scales.x_step;
+    }
+    const float* of_piece = nullptr;
+    int64_t step = 0;
+#pragma unroll
+    for (int piece = 0; piece < (Scales::of_blocks ? Shape::pieces : 0); ++piece) {
+      if (lane != piece) continue;
+      constexpr int own = Shape::pieces / contractions;  // of a contraction
+      const int column = tile.column + piece % own * Shape::slice, last_block = (columns_of(regions, 0) - 1) / scale_block;
+      step = scales.weights[piece / own].step;
+      of_piece = scales.of_columns(group, piece / own, smaller(column / scale_block, last_block)) + first * step;
+    }
+#pragma unroll 1
+    for (int chunk = first; chunk < last; ++chunk, ring.next()) {
+      const uint32_t to = base + scales_at(ring.stage) + lane * 4;
+      barrier_wait_in_place(empty(ring.stage), ring.phase ^ 1, "empty");
+      if constexpr (Scales::of_rows) {
+#pragma unroll
+        for (int i = 0; i < row_copies; ++i, of_row[i - 1] += scales.x_step) copy_async<4>(to + i * 128, of_row[i]);
+      }
+      if (of_piece) copy_async<4>(to + Shape::rows * 4, of_piece);
+      of_piece += step;
+      barrier_arrive_on_copies(full(ring.stage));
     }
   }
 
@@ -238,66 +276,23 @@ struct DenseKernel {
     wgmma_commit();
   }
 
-  // The scales of a stage: each of a warp's rows and slices has one, of which a lane loads every 32nd, two stages ahead.
-  // Lanes fetch from one another what they need. (Loads of a stage ahead were waited for, wherever they stood: the
-  // compiler copies or reads their registers before the products of a stage begin.)
-  static constexpr int row_scales = Scales::any ? blocks * 16 : 0;
-  static constexpr int column_scales = Scales::any ? contractions * Shape::slices : 0;
-  static constexpr int lane_scales = (row_scales + column_scales + 31) / 32;
-  struct LaneScales {
-    const float* from[lane_scales + 1];
-    int64_t step[lane_scales + 1];
-    float now[lane_scales + 1], next[lane_scales + 1];
-
-    // Makes the next stage's scales those of now, and loads those of `chunk`.
-    JITGEN_DEVICE void load(int chunk) {
-#pragma unroll
-      for (int i = 0; i < lane_scales; ++i) {
-        now[i] = next[i];
-        next[i] = Scales::all || from[i] ? from[i][chunk * step[i]] : 1.0f;
-      }
-    }
-    JITGEN_DEVICE float of(int number) const {
-      return by_words(now[number / 32], [=](uint32_t word) { return __shfl_sync(0xffffffffu, word, number % 32); });
-    }
-  };
-  JITGEN_DEVICE LaneScales scales_of(const TilePlace& tile, int group, int down, int across, int chunk) const {
-    if constexpr (Scales::any) {
-      LaneScales found;
-      const int last = (columns_of(regions, tile.region) - 1) / scale_block;
-      const int first = tile.row + down * Shape::group_rows + threadIdx.x / 32 % 4 * 16;
-#pragma unroll
-      for (int i = 0; i < lane_scales; ++i) {
-        const int number = i * 32 + threadIdx.x % 32;
-        const int row = smaller(first + number / 16 * 64 + number % 16, rows - 1);
-        found.from[i] = scales.of_row(row);
-        found.step[i] = scales.x_step;
-#pragma unroll
-        for (int c = 0; c < contractions; ++c) {
-#pragma unroll
-          for (int s = 0; s < Shape::slices; ++s) {
-            const int column = tile.column + across * Shape::width + s * Shape::slice;
-            if (number < row_scales + c * Shape::slices + s) continue;
-            found.from[i] = scales.of_columns(group, c, smaller(column / scale_block, last));
-            found.step[i] = scales.weights[c].step;
-          }
-        }
-      }
-      found.load(smaller(chunk, chunks - 1));
-      found.load(smaller(chunk + 1, chunks - 1));
-      return found;
-    } else {
-      return {};
-    }
-  }
-
   // Adds the products of a stage to `acc` in float32, a slice of columns after another. The tensor cores have those of
   // the other warpgroup while this one adds. The stage is released before the last slice is added: 0 to 4 % less time
   // than behind it (six products on an H200).
-  JITGEN_DEVICE void promote(
-      Sums& acc, int stage, int down, int across, LaneScales& of_stage, int loaded, bool alone) const {
-    constexpr int slice = Shape::slice;
-    float of_row[blocks][2], of_columns[contractions][Shape::slices];
+  JITGEN_DEVICE void promote(Sums& acc, int stage, int down, int across, bool alone) const {
+    constexpr int slice = Shape::slice, slices = Shape::slices;
+    float of_row[blocks][2], of_columns[contractions][slices];
+    if constexpr (Scales::any) {
+      const float* const found = reinterpret_cast<const float*>(memory + scales_at(stage));
+      const int row = down * Shape::group_rows + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+      for (int i = 0; i < blocks * 2; ++i) of_row[i / 2][i % 2] = Scales::of_rows ? found[row + i / 2 * 64 + i % 2 * 8] : 1.0f;
+#pragma unroll
+      for (int i = 0; i < contractions * slices; ++i) {
+        const int piece = Shape::rows + (i / slices * Config::across + across) * slices + i % slices;
+        of_columns[i / slices][i % slices] = Scales::of_blocks ? found[piece] : 1.0f;
+      }
+    }
     const uint64_t a = descriptor_k_major(x_at(stage) + down * (Shape::group_rows * 128));
 #pragma unroll
     for (int c = 0; c < contractions; ++c) {
@@ -313,18 +308,6 @@ struct DenseKernel {
             Slice::template shared<0>(fresh, a + b * (8192 / 16) + step * 2, weight + step * 2, step > 0);
           }
           wgmma_commit();
-          if constexpr (Scales::any) {
-            if (c + b + s == 0) {
-              const int row = threadIdx.x % 32 / 4;
-#pragma unroll
-              for (int i = 0; i < blocks * 2; ++i) of_row[i / 2][i % 2] = of_stage.of(i / 2 * 16 + i % 2 * 8 + row);
-#pragma unroll
-              for (int i = 0; i < column_scales; ++i) {
-                of_columns[i / Shape::slices][i % Shape::slices] = of_stage.of(row_scales + i);
-              }
-              of_stage.load(loaded);
-            }
-          }
           wgmma_wait<0>();
           wgmma_written(fresh);
           if (c == contractions - 1 && b == blocks - 1 && s == Shape::slices - 1) release(stage, alone);
@@ -363,7 +346,6 @@ struct DenseKernel {
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
-    LaneScales of_stage = scales_of(tile, matrix.number, down, across, first);
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
@@ -371,7 +353,7 @@ struct DenseKernel {
       Order::pass(followed && chunk + 1 == last);
       if constexpr (promoted) {
         // wgmma adds 8-bit floats with some 14 bits, so that the sums of a stage are added to the others in float32.
-        promote(acc, stage, down, across, of_stage, smaller(chunk + 2, chunks - 1), alone);
+        promote(acc, stage, down, across, alone);
       } else {
         multiply(acc, stage, down, across, true);
         wgmma_wait<1>();
@@ -444,9 +426,69 @@ struct DenseKernel {
     }
   }
 
+  // Computes results as their sums lie in registers, two columns of a row at a time, and stages the results, which are
+  // half as many bytes as the sums.
+  template <class Own>
+  JITGEN_DEVICE void finish_in_pairs(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns, int rows) const {
+    using Pair = typename Own::template Results<2>;
+    using Eight = typename Own::template Results<8>;
+    static_assert(sizeof(Pair) == 4 && sizeof(Eight) == 16 && contractions == 1 && Config::regions == 1, "one result of 16 bits");
+    constexpr int wide = Shape::width % (2 * Shape::chunk) == 0 ? 2 * Shape::chunk : Shape::chunk;  // columns staged at once
+    constexpr int runs = wide / 8, turns = Shape::width / wide, swizzle = runs < 8 ? runs : 8;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
+    const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
+    const int first = tile.column + warpgroup / Config::down * Shape::width;
+    uint8_t* const staging = memory + Shape::staging_at + warp * 16 * wide * 2;
+    // Runs of eight columns are permuted within `swizzle` of them, so that neither pairs nor reads meet in a bank.
+#pragma unroll
+    for (int turn = 0; turn < blocks * turns; ++turn) {
+      const int row = first_row + turn / turns * 64, column = first + turn % turns * wide;
+      if (row >= rows || column >= columns) continue;
+      Words<Pair> pairs[runs][2];
+#pragma unroll
+      for (int i = 0; i < runs; ++i) {
+        const int own = column + i * 8 + lane % 4 * 2, n = own < columns ? own : column, live = smaller(2, columns - n);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Sum* const from = acc[0][turn / turns] + (turn % turns * runs + i) * 4 + half * 2;
+          const Sum sums[1][2] = {{from[0], from[1]}};
+          const int m = tile.below + smaller(row + lane / 4 + half * 8, rows - 1);
+          pairs[i][half].whole = epilogue.template results<2>(m, n, sums, live);
+        }
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < swizzle; ++i) {
+        uint8_t* const to = staging + lane / 4 * (wide * 2) + (i ^ lane / 4 % swizzle) * 16 + lane % 4 * 4;
+#pragma unroll
+        for (int run = i; run < runs; run += swizzle) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            *reinterpret_cast<uint32_t*>(to + (half * 8 * wide * 2 + (run - i) * 16)) = pairs[run][half].word[0];
+          }
+        }
+      }
+      __syncwarp();
+      const int run = lane % runs, n = column + run * 8;
+      Words<Eight> eights[runs / 2];  // all are read before the first is stored: one latency for all of them
+#pragma unroll
+      for (int i = 0; i < runs / 2; ++i) {
+        const int m = (i * 32 + lane) / runs;
+        const uint4 words = *reinterpret_cast<const uint4*>(staging + m * (wide * 2) + (run ^ m % swizzle) * 16);
+        eights[i].word[0] = words.x, eights[i].word[1] = words.y, eights[i].word[2] = words.z, eights[i].word[3] = words.w;
+      }
+#pragma unroll
+      for (int i = 0; i < runs / 2; ++i) {
+        const int m = row + (i * 32 + lane) / runs;
+        if (m < rows && n < columns) epilogue.template store<8>(tile.below + m, n, eights[i].whole, smaller(8, columns - n));
+      }
+    }
+  }
+
   template <class Own>
   JITGEN_DEVICE void finish(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns, int rows) const {
     if constexpr (Shape::swapped) return finish_swapped(epilogue, tile, acc, columns);
+    if constexpr (Shape::in_pairs) return finish_in_pairs(epilogue, tile, acc, columns, rows);
     constexpr int chunk = Shape::chunk, run = Config::run, runs = chunk / run, turns = Shape::width / chunk;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
@@ -759,6 +801,11 @@ struct DenseKernel {
         if (threadIdx.x == Shape::consumers) {
           produce(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), walk.split, ring);
         }
+        if constexpr (Scales::any) {
+          if (threadIdx.x / 32 == Shape::consumers / 32 + 1) {
+            produce_scales(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), ring);
+          }
+        }
         if (walk.split) {
           __syncwarp();
           cluster_sync("sums of the cluster's blocks");
@@ -816,7 +863,7 @@ JITGEN_DEVICE void run_wgmma_dense(
 #pragma unroll
     for (int c = 0; c < Config::contractions; ++c) prefetch_map(*regions[0].weights[c]);
     for (int stage = 0; stage < Config::stages; ++stage) {
-      barrier_init(kernel.full(stage), 1);
+      barrier_init(kernel.full(stage), 1 + (Scales::any ? 32 : 0));
       barrier_init(kernel.empty(stage), Shape::tile_warps * (Shape::x_shares + Shape::weight_shares - 1));
     }
     barrier_init_fence();

@@ -39,6 +39,10 @@
 //     // And this one:
 //     static constexpr bool x_transposed = false;  // whether x is [K, M], with stride 1 along m; of 16 bits alone, of no
 //                                             // groups and not swapped
+//     // And each of these:
+//     static constexpr bool scaled = false;   // whether blocks of 128 k's have scales, as BlockScales says
+//     static constexpr bool in_pairs = false; // whether the one result has 16 bits and is computed as the sums lie in
+//                                             // registers, two neighbouring columns at a time, with one contraction
 //   };
 #pragma once
 
@@ -64,12 +68,13 @@ struct WeightScales {
 // `contractions` weights have scales of their own. With `grouped` they are those of `groups` matrices, one after another.
 template <bool of_x, bool of_weight, bool grouped = false, int contractions = 1>
 struct BlockScales {
-  static constexpr bool any = of_x || of_weight, all = of_x && of_weight;
+  static constexpr bool any = of_x || of_weight;
   const float* x;
   int64_t x_row, x_step;
   WeightScales weights[contractions];
   int groups;
 
+  static constexpr bool of_rows = of_x, of_blocks = of_weight;
   // The scales of a row, and those of a block of columns of a group's weight: null where all are 1. Those of rows of no
   // group, whose sums are 0, are any.
   JITGEN_DEVICE const float* of_row(int row) const { return of_x ? x + row * x_row : nullptr; }
@@ -148,6 +153,24 @@ struct DenseActivation<Config, decltype(void(Config::x_transposed))> {
   static constexpr bool transposed = Config::x_transposed;
 };
 
+template <class Config, class = void>
+struct DenseScaled {
+  static constexpr bool value = false;
+};
+template <class Config>
+struct DenseScaled<Config, decltype(void(Config::scaled))> {
+  static constexpr bool value = Config::scaled;
+};
+
+template <class Config, class = void>
+struct DenseInPairs {
+  static constexpr bool value = false;
+};
+template <class Config>
+struct DenseInPairs<Config, decltype(void(Config::in_pairs))> {
+  static constexpr bool value = Config::in_pairs;
+};
+
 template <class Config>
 struct DenseShape {
   static constexpr int depth = 128 / int(sizeof(typename Config::Element));  // k's of a stage
@@ -180,7 +203,15 @@ struct DenseShape {
 
   static constexpr int staging_at = Config::stages * stage_bytes;
   static constexpr int barriers_at = staging_at + staging_bytes;
-  static constexpr int bytes = barriers_at + Config::stages * 16;
+
+  // The scales of a stage: one of each row of the tile, and one of each slice of its columns, of all contractions.
+  static constexpr bool scaled = DenseScaled<Config>::value;
+  static constexpr int pieces = slices * Config::across * Config::contractions;
+  static constexpr int stage_scales = scaled ? rows + (pieces + 3) / 4 * 4 : 0;
+  static constexpr int scales_at = barriers_at + Config::stages * 16;
+  static constexpr int bytes = scales_at + Config::stages * stage_scales * 4;
+  static_assert(!scaled || (rows % 32 == 0 && pieces <= 32), "a warp copies the scales of a stage");
+  static constexpr bool in_pairs = DenseInPairs<Config>::value;
 
   // Where K is split, the partial sums, [contractions][rows][columns], overwrite the stages.
   static constexpr int sum_pitch = Config::columns + 8;
