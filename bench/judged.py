@@ -73,6 +73,7 @@ def label(fields: Mapping[str, Any], splits: int) -> str:
             if fields.get("other_multicast", 1) > 1:
                 facts.append(f"{both[1]} for {fields['other_multicast']}")
     facts += [f"{fields['resident']} resident"] * (fields["resident"] > 1) + [f"split {splits}"] * (splits > 1)
+    facts += [f"{ranges} ranges"] if (ranges := fields.get("k_splits", 1)) > 1 else []
     return ", ".join((shape, *facts))
 
 
@@ -96,13 +97,15 @@ def read(path: Path) -> list[Problem]:
 
 
 def launch_of(problem: Problem) -> WgmmaLaunch | None:
-    """What a call of this product launches; None where it is another mainloop, or two kernels.
+    """What a call of this product launches; None where it is another mainloop, or two kernels that have no timing.
 
     Where that has no timing, it is chosen of those of ``wgmma_tiles.ARRANGED`` that have, and without ``TALL_TOKENS``:
     some records are older than these tiles."""
     launch = _launch(problem)
     if launch is None or label_of(launch.tiling, launch.splits) in problem.times:
         return launch
+    if launch.tiling.k_splits > 1:
+        return None
     timed = tuple(tiling for tiling in wgmma_tiles.ARRANGED if label_of(tiling, 1) in problem.times)
     with mock.patch.multiple(wgmma_tiles, ARRANGED=timed, TALL_TOKENS=()):
         return _launch(problem)
@@ -110,15 +113,15 @@ def launch_of(problem: Problem) -> WgmmaLaunch | None:
 
 def _launch(problem: Problem) -> WgmmaLaunch | None:
     low = lowered(problem.kind, problem.rows, problem.columns, problem.length, TARGET)
-    if len(low.program.kernels) > 1:
-        return None
     kernel, geometries = low.program.kernels[0], low.laid_out.geometries[0]
+    if kernel.family != "gemm":
+        return None
     settled = registry.family_of(kernel).settle(kernel, geometries, low.schedules[0], low.route.device)
     return settled if isinstance(settled, WgmmaLaunch) else None
 
 
 def judge(problems: Iterable[Problem]) -> list[tuple[float, Problem, str]]:
-    """For each product that is one kernel of wgmma: the time of the fastest candidate divided by that of what is
+    """For each product of wgmma: the time of the fastest candidate divided by that of what is
     chosen, and the label of that. KeyError where it has no timing."""
     found = []
     for problem in problems:
@@ -139,6 +142,7 @@ def summary(judged: Sequence[tuple[float, Problem, str]]) -> str:
 
 CLASSES: Mapping[str, Callable[[str], bool]] = {
     "blocks of a cluster that share K": lambda name: "split" in name and " for " not in name,
+    "ranges of K, added up by a second kernel": lambda name: "ranges" in name,
     "blocks that share the weight's tile": lambda name: "weights for" in name,
     "blocks that share x's tile": lambda name: "x for" in name,
     "two warpgroups in turn": lambda name: "in turn" in name,

@@ -21,8 +21,12 @@ BYTES = 128
 """Of a row of 64 elements of 16 bits."""
 
 
-def of_product(config: Dense | Quantized) -> Launch:
-    """A kernel of ``wgmma_kernels.py``: one cluster has all tiles of the product."""
+def of_product(config: Dense | Quantized, beyond: bool = False) -> Launch:
+    """A kernel of ``wgmma_kernels.py``: one cluster has all tiles of the product.
+
+    Args:
+        beyond: whether all tiles of the last cluster but its first are outside of the result.
+    """
     quantized = isinstance(config, Quantized)
     splits = max(config.most_splits, config.ranges)
     if isinstance(config, Quantized):
@@ -31,13 +35,15 @@ def of_product(config: Dense | Quantized) -> Launch:
         of_x, of_weights = config.shares
         rows, columns = (config.columns, config.rows) if config.swapped else (config.rows, config.columns)
         rows, columns = rows * of_weights * TILES, columns * of_x
+        if beyond:
+            rows, columns = rows - rows // (of_weights * TILES) * (of_weights - 1), columns // of_x
     m, n, k = rows - 3, columns - 5, 64 * getattr(config, "span", 1) * CHUNKS * splits - 8
     weights = config.regions * config.contractions
     if isinstance(config, Quantized):
         tile, own = config.tokens // config.multicast, config.columns // 16 * 32 * config.bits * config.span * 4
     else:
         rows = min(n, config.weight_box) if config.swapped and config.trimmed else config.weight_box
-        tile, own = config.x_box, BYTES * (64 if config.transposed else rows)
+        tile, own = 64 if config.x_transposed else config.x_box, BYTES * (64 if config.transposed else rows)
     copies = {0: tile * BYTES} | dict.fromkeys(range(1, 1 + weights), own)
     first = 1 + weights + (3 * weights if quantized else 0) + config.regions
     values = dict(enumerate((*config.regions * [n], m, k), start=first))

@@ -319,7 +319,7 @@ inline void encode_map(const Operator& op, unsigned char* place, char* address, 
   CUtensorMap map;
   check_driver(op,
                Driver::get().encode(&map, type, rank, address + offset, sizes, strides, box, steps,
-                                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
                "encoding a tensor map");
   __builtin_memcpy(place, &map, sizeof map);

@@ -47,6 +47,15 @@ def test_products(config: Dense | Quantized) -> None:
     assert all(words.startswith(f"{1 + 32 * sides} of ") for words in found["kernel.full(stage)"])
 
 
+BEYOND = [config for config in DENSE if sum(config.shares) > 2]
+
+
+@pytest.mark.quick(where=lambda config: config is BEYOND[0])
+@pytest.mark.parametrize("config", BEYOND, ids=repr)
+def test_tiles_beyond_the_result_are_not_copied(config: Dense) -> None:
+    barriers.check(config.source(), of_product(config, beyond=True), least_phases=3)
+
+
 @pytest.mark.quick(where=lambda config: config is BACKWARD[0])
 @pytest.mark.parametrize("config", BACKWARD, ids=repr)
 def test_gradients_of_attention(config: Backward) -> None:
@@ -121,7 +130,7 @@ FAULTS = {
         "if (lane <= 1) barrier_arrive(empty(stage));",
         r"kernel.empty\(stage\) .*initialised for 4",
     ),
-    "bytes too few": (SPLIT, "bytes = copied * 128 + Shape", "bytes = copied * 112 + Shape", "full.* bytes"),
+    "bytes too few": (SPLIT, "weight_inside) * 128;", "weight_inside) * 112;", "full.* bytes"),
     "threads of a named barrier": (
         TURNS,
         "if (followed) group_arrive<256>(first_barrier +",

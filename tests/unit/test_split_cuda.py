@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized
+from jitgen.families import registry
+from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized, blocks
 from jitgen.families.gemm.schedule import ROW_BUCKETS
 
 
@@ -34,15 +35,32 @@ def test_few_tiles_and_long_k_are_split(format: str | None) -> None:
     low = lowered(linear, spec(79, 43776), spec(256, 43776, format=format))
     program, (choice, _) = low.lowered.program, low.lowered.schedules
     assert [kernel.family for kernel in program.kernels] == ["gemm", "elementwise"]
-    assert isinstance(choice, WgmmaQuantized if format else WgmmaDense)
-    splits = choice.k_splits
+    assert all(isinstance(tiling, WgmmaQuantized if format else WgmmaDense) for tiling in choice.tilings)
+    splits = program.kernels[0].bodies[0].contractions[0].k_splits
     assert splits > max(low.lowered.route.device.model.resident_clusters)
-    assert choice.cluster_k_splits == choice.multicast == 1
-    assert program.kernels[0].bodies[0].contractions[0].k_splits == splits
-    tiles = -(-79 // choice.block_m) * -(-256 // choice.block_n)
-    assert low.lowered.launch(0).grid == (tiles * splits, 1, 1)
+    assert all(tiling.k_splits == splits and tiling.cluster_k_splits == 1 for tiling in choice.tilings)
+    grids = {blocks(tiling, [(79, 256)]) for tiling in choice.tilings}
+    assert low.lowered.launch(0).grid[0] in grids
     assert f"static constexpr int ranges = {splits};" in low.lowered.render(0)[0].text
     assert f"K is split over {splits} blocks" in low.explain()
+
+
+@pytest.mark.parametrize("size", [(306, 3840, 28216), (705, 1024, 21544), (481, 256, 27272)], ids=str)
+def test_tiles_too_few_for_the_device_sum_ranges_of_k(size: tuple[int, int, int]) -> None:
+    """Clusters whose blocks share operands sum ranges too; most of the device has a tile."""
+    rows, columns, length = size
+    low = lowered(linear, spec(rows, length), spec(columns, length)).lowered
+    settled = registry.family_of(low.program.kernels[0]).settle(
+        low.program.kernels[0], low.laid_out.geometries[0], low.schedules[0], low.route.device
+    )
+    assert settled.tiling.k_splits > 1
+    assert low.launch(0).grid[0] >= low.route.device.model.multiprocessors * 0.7
+
+
+def test_enough_tiles_for_the_device_are_not_split() -> None:
+    for rows, columns, length in ((512, 4096, 4096), (2048, 4096, 14336), (64, 14336, 4096)):
+        low = lowered(linear, spec(rows, length), spec(columns, length)).lowered
+        assert len(low.program.kernels) == 1
 
 
 def test_two_products_have_sums_of_their_own() -> None:

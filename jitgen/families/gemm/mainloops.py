@@ -294,6 +294,10 @@ class WgmmaTilings(DeclaredSchedule):
     def wide(self) -> bool:
         return self.tilings[0].wide
 
+    @property
+    def k_splits(self) -> int:
+        return self.tilings[0].k_splits
+
 
 @dataclass(frozen=True)
 class WgmmaLaunch:
@@ -330,14 +334,14 @@ def blocks(
 ) -> int:
     """Counts the blocks that share no K within a cluster, for regions of these (rows, columns)."""
     tiles = [(-(-rows // schedule.block_m), -(-columns // schedule.block_n)) for rows, columns in sizes]
+    ranges = schedule.k_splits if isinstance(schedule, TritonMainloop | WgmmaMainloop) else 1
     if isinstance(schedule, WgmmaDense) and schedule.cluster > 1:
         of_x, of_weights = schedule.shares  # a cluster idles in part where it is not complete
-        return sum(schedule.cluster * -(-down // of_weights) * -(-across // of_x) for down, across in tiles)
+        return ranges * sum(schedule.cluster * -(-down // of_weights) * -(-across // of_x) for down, across in tiles)
     if isinstance(schedule, WgmmaQuantized) and schedule.multicast > 1:
         share = schedule.multicast
         return sum(share * down * -(-across // share) for down, across in tiles)
     if isinstance(schedule, CutlassTile):
         share = schedule.cluster
         return sum(share * -(-down // share) * across for down, across in tiles)
-    ranges = schedule.k_splits if isinstance(schedule, TritonMainloop | WgmmaMainloop) else 1
     return ranges * sum(down * across for down, across in tiles)

@@ -155,11 +155,11 @@ DENSE = TileFit(
     block_exchange=0.211,
     more_exchanges=0.59,
     overlap=0.222,
-    least=(137, 402, 346, 365),
+    least=(137, 402, 346, 182),
     shared_wait=50.2,
     resident_wait=155,
     cluster=0.213,
-    across_lines=2.06,
+    across_lines=1.85,
     half_lines=1.19,
 )
 DENSE_PINGPONG = TileFit(
@@ -171,7 +171,7 @@ DENSE_PINGPONG = TileFit(
     shared_wait=21.2,
     last_product=1.24,
     cluster=0.296,
-    across_lines=2.06,
+    across_lines=1.85,
     half_lines=1.19,
 )
 """Where two warpgroups compute tiles in turn; ``product`` and ``wait`` are those of one that multiplies alone. Together
@@ -188,6 +188,8 @@ QUARTER_LINES = 1.89
 QUARTER_TOKENS = 1.73
 """The epilogue of codes where 16 rows of x are staged at once, as a multiple of that with 32 or 64 (two products of
 short K on an H200)."""
+RANGE_STORES = 2.0
+"""The epilogue where the sums of a range of K are stored, which have four bytes, as a multiple of that of others."""
 TALL_WAIT = 81
 """Cycles that an iteration waits longer where a warpgroup has several blocks of 64 rows."""
 BYTES = TileFit(

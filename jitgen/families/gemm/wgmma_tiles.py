@@ -40,6 +40,7 @@ from jitgen.families.gemm.wgmma_model import (
     QUANTIZED,
     QUARTER_LINES,
     QUARTER_TOKENS,
+    RANGE_STORES,
     SUMS_FIXED,
     SWAPPED_LINES,
     TALL_WAIT,
@@ -70,6 +71,8 @@ WIDEST_PROMOTED = 160
 ROW_STEP = 1.15
 """How many times the rows before are the next rows of a bucket for which tiles are compared, at most: which tiles leave
 few multiprocessors idle changes that soon."""
+MOST_ROUNDS = 2.1
+"""Tiles of a range of K for each block that is resident at once, up to which K is split into ranges."""
 COMPLEMENTARY = 8
 """Tilings of which any may share a source."""
 
@@ -283,8 +286,30 @@ def _estimate_quantized(
 
 def in_ranges(tilings: Sequence[WgmmaTiling], ranges: int) -> list[WgmmaTiling]:
     """Returns those of ``tilings`` that can sum ``ranges`` ranges of K separately, which they then do."""
-    able = [tiling for tiling in tilings if tiling.cluster == 1 and not tiling.pingpong]
+    shares = [tiling for tiling in tilings if tiling.cluster == 1 or type(tiling) is WgmmaDense]
+    able = [tiling for tiling in shares if not tiling.pingpong]
     return [replace(tiling, k_splits=ranges, cluster_k_splits=1) for tiling in able]
+
+
+def occupying(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
+    """Returns those of ``tilings`` that have between half a tile and ``MOST_ROUNDS`` tiles for each block that is
+    resident, for some number of rows: with fewer, more ranges of K are as well, and with more, fewer."""
+    room = weights.chip.multiprocessors
+    kept = []
+    for tiling in tilings:
+        across = sum(-(-columns // tiling.block_n) for columns in weights.columns) * tiling.k_splits
+        least, largest = (-(-rows // tiling.block_m) * across / (room * tiling.resident) for rows in (fewest, most))
+        if least <= MOST_ROUNDS and largest >= 0.5:
+            kept.append(tiling)
+    return kept
+
+
+def ideal_microseconds(rows: int, weights: Weights) -> float:
+    """Returns the time in which the chip multiplies at its best rate, or moves operands and results, whichever is
+    longer."""
+    operations = 2.0 * rows * sum(weights.columns) * weights.contractions * weights.length
+    rate = weights.chip.matrix_rate or weights.chip.matrix
+    return max(operations / rate, _moved(rows, weights, weights.bits, 1, None) / weights.chip.reads) * 1e6
 
 
 def sums_microseconds(ranges: int, rows: int, weights: Weights) -> float:
@@ -631,6 +656,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
     least = fit.least[tiles.cluster.bit_length() - 1]
     lines = SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else fit.half_lines
     lines *= QUARTER_LINES if tiles.staged == 16 else 1.0
+    lines *= RANGE_STORES if tiles.k_splits > 1 else 1.0
 
     def chunk(sharing: int, split: bool) -> float:
         wait = fit.wait + split * fit.split_wait

@@ -20,6 +20,8 @@ devices use the same ones.
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from statistics import geometric_mean
@@ -70,6 +72,11 @@ STAGGERED_ROWS = 64
 """Rows of x up to which neighbouring wgmma tiles are staggered along K (see ``CAMPING_LENGTH``)."""
 SPLIT_LENGTH = 2048
 """K from which on it may be split over a temporary; a range has a quarter of it at least."""
+LARGEST_TILE = 128 * 256
+"""Sums of the largest tile."""
+NEAR_IDEAL = 1.1
+"""How many times the time that the chip needs at its best rates a product of one kernel takes, up to which K is not
+split."""
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of ranges of K that are compared."""
 WORTH_AN_ENTRY = 1.01
@@ -142,9 +149,8 @@ def _within_shared_memory(schedules: Sequence[BlockSchedule], limit: int) -> lis
 
 
 def may_split_k(rows: int, columns: Sequence[int], length: int, device: Device) -> bool:
-    """Returns whether tiles of 128 x 64 with K shared by a cluster leave half of the device idle."""
-    clusters = -(-rows // 128) * sum(-(-width // 64) for width in columns)
-    few = clusters * max(device.model.resident_clusters) <= 2 * device.model.multiprocessors
+    """Returns whether the largest tiles leave half of the device idle, and K is long."""
+    few = 2 * rows * sum(columns) <= LARGEST_TILE * device.model.multiprocessors
     return few and rows > STREAMED_ROWS and length >= SPLIT_LENGTH and device.target.arch == "sm_90a"
 
 
@@ -152,15 +158,29 @@ def k_splits(problem: Problem) -> int:
     """Returns how many ranges K should be split into over a temporary: 1 for none, and where wgmma is not used."""
     if problem.matrices > 1 or problem.grouping or problem.device.batch_invariant or not _takes_wgmma(problem):
         return 1
-    weights = _weights(problem)
-    tilings = _wgmma_tilings(problem)
+    weights, tilings = _weights(problem), _wgmma_tilings(problem)
+    fewest, most = _row_range(problem)
+    clusters = -(-problem.rows // 128) * sum(-(-columns // 64) for columns in problem.columns)
+    if weights.bits != 16 and clusters * max(weights.chip.resident_clusters) > 2 * weights.chip.multiprocessors:
+        return 1  # only products of 16 bits were timed where tiles of 128 x 64 that share K leave less than half idle
+    sampled = tile_times.sampled_rows(fewest, most)
 
-    def estimated(ranges: int) -> float:
-        ranged = tilings if ranges == 1 else wgmma_tiles.in_ranges(tilings, ranges)
-        products = min(wgmma_tiles.cost((tiling,), *_row_range(problem), weights) for tiling in ranged)
-        return products + wgmma_tiles.sums_microseconds(ranges, _row_range(problem)[1], weights)
+    def mean(splits: int) -> float:
+        """Returns the microseconds of the best tiling for each of few numbers of rows, by the geometric mean."""
+        able = tilings
+        if splits > 1:
+            able = wgmma_tiles.occupying(wgmma_tiles.in_ranges(tilings, splits), fewest, most, weights)
+        if not able:
+            return math.inf
+        products = [min(wgmma_tiles.estimate(tiling, rows, weights)[1] for tiling in able) for rows in sampled]
+        sums = [wgmma_tiles.sums_microseconds(splits, rows, weights) for rows in sampled]
+        return geometric_mean(map(operator.add, products, sums))
 
-    return min((1, *(splits for splits in SPLITS if splits * SPLIT_LENGTH <= 4 * problem.length)), key=estimated)
+    whole = mean(1)
+    if whole <= NEAR_IDEAL * geometric_mean(wgmma_tiles.ideal_microseconds(rows, weights) for rows in sampled):
+        return 1
+    ranges = [splits for splits in SPLITS if splits * SPLIT_LENGTH <= 4 * problem.length]
+    return min({1: whole, **{splits: mean(splits) for splits in ranges}}.items(), key=operator.itemgetter(1))[0]
 
 
 def _row_range(problem: Problem) -> tuple[int, int]:
@@ -185,7 +205,7 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     """Lists every tiling, and the best set of each number of those that complement one another."""
     tilings = _wgmma_tilings(problem)
     if (splits := problem.contractions[0].k_splits) > 1:
-        return [_with_wgmma_stages_that_fit(tiling, problem) for tiling in wgmma_tiles.in_ranges(tilings, splits)]
+        tilings = wgmma_tiles.in_ranges(tilings, splits)
     if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
         tilings = [replace(tiling, cluster_k_splits=1) for tiling in tilings if tiling.multicast == 1]
     fitted = [_with_wgmma_stages_that_fit(tiling, problem) for tiling in tilings]

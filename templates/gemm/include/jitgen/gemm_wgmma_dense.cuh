@@ -106,6 +106,20 @@ struct DenseKernel {
     return {tile.region, row * height_of<Shape::rows, Batch>, column * Config::columns, below};
   }
 
+  // The copies of a tile of x and of a weight: how many there are, their rows, where they begin, and those of a block that
+  // shares them with others. The last copy of a weight may overlap the one before it.
+  static constexpr int x_share = Shape::rows / Shape::x_shares;
+  static constexpr int x_box = Shape::x_transposed ? 64 : x_share, x_boxes = Shape::rows / x_box;
+  static constexpr int weight_box = Config::transposed ? 64 : Shape::weight_piece;
+  static constexpr int weight_boxes = Config::transposed ? Config::columns / 64 : Shape::weight_shares;
+  static JITGEN_DEVICE int weight_box_at(int box) { return smaller(box * weight_box, Config::columns - weight_box); }
+  // Where a copy begins that would begin at `from`. One that is all beyond its matrix of `size` rows takes other rows, of
+  // which nothing is stored: the copy engine is slower to write zeros than to read. (Every stage has all of its copies,
+  // since a block that waits for no other's could release a stage twice before others have released it once.)
+  static JITGEN_DEVICE int copied_from(int from, int box, int size) {
+    return from < size ? from : size > box ? size - box : 0;
+  }
+
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
   JITGEN_DEVICE void produce(int matrix, const TilePlace& tile, int first, int last, bool alone, Ring& ring) const {
     // This block's place in its cluster, and the blocks beside and below it, which it shares the tiles with.
@@ -115,7 +129,6 @@ struct DenseKernel {
     for (int i = 0; i < Shape::x_shares; ++i) beside |= 1 << (down + i * Shape::weight_shares);
     const uint16_t below = ((1 << Shape::weight_shares) - 1) << (across * Shape::weight_shares);
     const Region region = region_of(regions, tile.region);
-    constexpr int x_share = Shape::rows / Shape::x_shares;  // rows of x that a block copies
     const int copied = Config::trimmed && !Shape::x_transposed ? smaller(rows, x_share) : x_share;
     const int bytes = copied * Shape::x_shares * 128 + Shape::copied_weight_bytes * contractions;
     const bool x_shared = Shape::x_shares > 1 && !alone, weight_shared = Shape::weight_shares > 1 && !alone;
@@ -124,38 +137,25 @@ struct DenseKernel {
       const int stage = ring.stage;
       barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
       barrier_arrive_expect(full(stage), bytes);
-      constexpr int x_box = Shape::x_transposed ? 64 : x_share;  // rows of x of a copy
+      if (x_shared) {
+        constexpr int own = x_boxes / Shape::x_shares;
 #pragma unroll
-      for (int i = 0; i < Shape::rows / x_box; ++i) {
-        if (x_shared && i * x_box / x_share != across) continue;
-        const uint32_t to = x_at(stage) + i * (x_box * 128);
-        const int row = tile.row + i * x_box, k = chunk * Shape::depth;
-        const int column = Shape::x_transposed ? row : k, line = Shape::x_transposed ? k : row;
-        if constexpr (Batch::several && !Batch::grouped) {
-          copy_of_matrix(to, x, column, line, full(stage), beside, x_shared, matrix, batch.x);
-        } else {
-          copy(to, x, column, line, full(stage), beside, x_shared);
-        }
+        for (int i = 0; i < own; ++i) copy_x(tile, chunk, stage, across * own + i, beside, Shape::x_shares > 1, matrix);
+      } else {
+#pragma unroll
+        for (int i = 0; i < x_boxes; ++i) copy_x(tile, chunk, stage, i, beside, false, matrix);
       }
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
         const TensorMap& map = *region.weights[c];
-        if constexpr (Config::transposed) {
+        if (weight_shared) {
 #pragma unroll
-          for (int share = 0; share < Config::columns / 64; ++share) {
-            if (weight_shared && share % Shape::weight_shares != down) continue;
-            const uint32_t to = weight_at(stage, c) + share * 8192;
-            copy_weight(to, map, tile.column + share * 64, chunk * 64, full(stage), below, weight_shared, matrix, c);
+          for (int i = 0; i < weight_boxes; i += Shape::weight_shares) {
+            copy_weight(map, tile, chunk, stage, c, i + down, below, Shape::weight_shares > 1, matrix);
           }
         } else {
 #pragma unroll
-          for (int i = 0; i < Shape::weight_shares; ++i) {
-            if (weight_shared && i != down) continue;
-            const int first = smaller(i * Shape::weight_piece, Config::columns - Shape::weight_piece);
-            const uint32_t to = weight_at(stage, c) + first * 128;
-            const int from = tile.column + first;
-            copy_weight(to, map, chunk * Shape::depth, from, full(stage), below, weight_shared, matrix, c);
-          }
+          for (int i = 0; i < weight_boxes; ++i) copy_weight(map, tile, chunk, stage, c, i, below, false, matrix);
         }
       }
     }
@@ -196,6 +196,31 @@ struct DenseKernel {
     }
   }
 
+  JITGEN_DEVICE void copy_x(
+      const TilePlace& tile, int chunk, int stage, int box, uint16_t mask, bool shared, int matrix) const {
+    const uint32_t to = x_at(stage) + box * (x_box * 128);
+    const int row = copied_from(tile.row + box * x_box, x_box, rows), k = chunk * Shape::depth;
+    const int column = Shape::x_transposed ? row : k, line = Shape::x_transposed ? k : row;
+    if constexpr (Batch::several && !Batch::grouped) {
+      copy_of_matrix(to, x, column, line, full(stage), mask, shared, matrix, batch.x);
+    } else {
+      copy(to, x, column, line, full(stage), mask, shared);
+    }
+  }
+  JITGEN_DEVICE void copy_weight(
+      const TensorMap& map, const TilePlace& tile, int chunk, int stage, int contraction, int box, uint16_t mask,
+      bool shared, int matrix) const {
+    const int first = weight_box_at(box), k = chunk * Shape::depth;
+    const int n = copied_from(tile.column + first, weight_box, columns_of(regions, tile.region));
+    const uint32_t to = weight_at(stage, contraction) + first * 128;
+    const int column = Config::transposed ? n : k, line = Config::transposed ? k : n;
+    if constexpr (Batch::several) {
+      copy_of_matrix(to, map, column, line, full(stage), mask, shared, matrix, batch.weights[contraction]);
+    } else {
+      copy(to, map, column, line, full(stage), mask, shared);
+    }
+  }
+
   // Copy a box, for all blocks of the cluster where they share it.
   JITGEN_DEVICE void copy(
       uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask, bool shared) const {
@@ -212,15 +237,6 @@ struct DenseKernel {
       copy_box_of_matrix_multicast(to, map, column, row, inner, outer, barrier, mask);
     } else {
       copy_box_of_matrix(to, map, column, row, inner, outer, barrier);
-    }
-  }
-  JITGEN_DEVICE void copy_weight(
-      uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint16_t mask, bool shared, int matrix,
-      int contraction) const {
-    if constexpr (Batch::several) {
-      copy_of_matrix(to, map, column, row, barrier, mask, shared, matrix, batch.weights[contraction]);
-    } else {
-      copy(to, map, column, row, barrier, mask, shared);
     }
   }
 
@@ -342,7 +358,9 @@ struct DenseKernel {
     const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
     clear(acc);
-    if (!Shape::pingpong && tile.row + down * Shape::group_rows >= matrix.end) return pass_by(first, last, alone, ring);
+    const bool beyond = tile.row + down * Shape::group_rows >= matrix.end ||
+                        tile.column + across * Shape::width >= columns_of(regions, tile.region);
+    if (!Shape::pingpong && beyond) return pass_by(first, last, alone, ring);
     Order::wait(follows);
     if (first == last) Order::pass(followed);
     int before = 0;
@@ -798,12 +816,13 @@ struct DenseKernel {
         const int item = int(walk.item - Item(batch_number) * tiles);
         TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
         const int matrix = matrix_of<Shape::rows, Shape::weight_shares>(batch, tile, batch_number, rows).number;
+        const bool split = Config::most_splits > 1 && walk.split;
         if (threadIdx.x == Shape::consumers) {
-          produce(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), walk.split, ring);
+          produce(matrix, tile, split ? from : range.first(item), split ? to : range.last(item), split, ring);
         }
         if constexpr (Scales::any) {
           if (threadIdx.x / 32 == Shape::consumers / 32 + 1) {
-            produce_scales(matrix, tile, walk.split ? from : range.first(item), walk.split ? to : range.last(item), ring);
+            produce_scales(matrix, tile, split ? from : range.first(item), split ? to : range.last(item), ring);
           }
         }
         if (walk.split) {

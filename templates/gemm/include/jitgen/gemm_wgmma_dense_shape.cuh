@@ -20,8 +20,8 @@
 //     static constexpr bool pingpong = false; // whether two consumer warpgroups compute tiles in turn, each of `down`
 //                                             // blocks of 64 rows, with across = 1 and most_splits = 1
 //     static constexpr int ranges = 1;        // ranges of K whose sums the epilogue gets separately, those of range r as
-//                                             // rows r * M ..; above 1 with multicast = most_splits = 1, without
-//                                             // pingpong, and not of a batch
+//                                             // rows r * M ..; above 1 with most_splits = 1, without pingpong, and
+//                                             // not of a batch
 //     static constexpr int raster = 8;        // clusters of row tiles walked before the next column tile
 //     static constexpr int resident = 1;      // blocks that a multiprocessor holds at once
 //     static constexpr int staged = 64;       // columns of all contractions that an epilogue stages at once: 64, which
@@ -222,7 +222,7 @@ struct DenseShape {
                 "one product is swapped, and its blocks do not split K");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
   static constexpr int ranges = Config::ranges;
-  static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1 && !pingpong), "ranges of K");
+  static_assert(ranges == 1 || (Config::most_splits == 1 && !pingpong), "ranges of K");
   static_assert(blocks * width * Config::contractions <= 384, "accumulators of a thread");
   static_assert(!pingpong || (Config::across == 1 && Config::most_splits == 1), "a warpgroup computes all of a tile");
   // Of each operand's tile, the pieces that the blocks of a cluster copy for all of them.
