@@ -42,6 +42,7 @@ class Problem:
         rows, columns, length: M, N and K.
         torch: microseconds of torch's dense product of these sizes.
         times: microseconds of each candidate, by its label.
+        before: microseconds of what an earlier version launched, where that was timed beside these.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Problem:
     length: int
     torch: float
     times: Mapping[str, float]
+    before: float | None = None
 
     @property
     def best(self) -> float:

@@ -33,17 +33,15 @@ def test_choices_are_near_the_fastest(problems: Sequence[Problem], kind: str, me
 
 
 # K is any multiple of 8 in the dense products of an H200, and rows begin within a line of the cache. The figures of the
-# first record, to which nothing was fitted, are those of docs/devices.md: the choice beside the fastest candidate,
-# by the geometric mean, at the 5th percentile and at worst, and beside cuBLAS.
+# first two records, to which nothing was fitted, are those of docs/devices.md: the choice beside the fastest candidate,
+# by the geometric mean, at the 5th percentile and at worst, and beside cuBLAS. Dense products of older records were
+# timed before blocks of a cluster found their copies at once, and say nothing of what is chosen since.
 @pytest.mark.parametrize(
     ("record", "kind", "count", "mean", "fifth", "worst", "peer"),
     [
-        ("held-out-2", "dense", 89, 0.959, 0.85, 0.58, 0.895),
-        ("held-out-2", "int4", 61, 0.964, 0.84, 0.69, 1.056),
-        pytest.param("held-out", "dense", 85, 0.969, 0.85, 0.76, 0.931, marks=pytest.mark.slow),
-        pytest.param("held-out", "int4", 52, 0.975, 0.89, 0.81, 1.080, marks=pytest.mark.slow),
-        pytest.param("fitted", "dense", 43, 0.958, 0.82, 0.74, 0.91, marks=pytest.mark.slow),
-        pytest.param("arranged", "dense", 15, 0.97, 0.87, 0.87, 0.96, marks=pytest.mark.slow),
+        ("held-out-3", "dense", 80, 0.968, 0.85, 0.79, 0.998),
+        ("held-out-2", "int4", 60, 0.964, 0.84, 0.69, 1.056),
+        pytest.param("held-out", "int4", 51, 0.975, 0.89, 0.81, 1.080, marks=pytest.mark.slow),
     ],
 )
 def test_choices_on_an_h200(
@@ -65,15 +63,8 @@ def check(record: str, kind: str, count: int, mean: float, fifth: float, worst: 
 
 
 # An H100 has the constants of an H200. Nothing was fitted to these products either.
-@pytest.mark.parametrize(
-    ("kind", "count", "mean", "fifth", "worst", "peer"),
-    [
-        pytest.param("dense", 147, 0.952, 0.84, 0.70, 0.915, marks=pytest.mark.slow),
-        ("int4", 50, 0.974, 0.91, 0.79, 1.087),
-    ],
-)
-def test_choices_on_an_h100(kind: str, count: int, mean: float, fifth: float, worst: float, peer: float) -> None:
-    check("h100-candidates-held-out", kind, count, mean, fifth, worst, peer)
+def test_choices_on_an_h100() -> None:
+    check("h100-candidates-held-out", "int4", 50, 0.974, 0.91, 0.79, 1.087)
 
 
 def test_a_choice_without_a_timing_is_an_error(problems: Sequence[Problem]) -> None:
