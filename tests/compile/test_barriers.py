@@ -130,7 +130,7 @@ FAULTS = {
         "if (lane <= 1) barrier_arrive(empty(stage));",
         r"kernel.empty\(stage\) .*initialised for 4",
     ),
-    "bytes too few": (SPLIT, "weight_inside) * 128;", "weight_inside) * 112;", "full.* bytes"),
+    "bytes too few": (SPLIT, "x_shares * 128 +", "x_shares * 112 +", "full.* bytes"),
     "threads of a named barrier": (
         TURNS,
         "if (followed) group_arrive<256>(first_barrier +",
