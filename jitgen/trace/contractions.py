@@ -18,10 +18,20 @@ from jitgen.ir import symbols
 from jitgen.ir.body import FACTORS, accumulator_dtype
 from jitgen.ir.equations import equation
 from jitgen.ir.graph import Node, Shape
+from jitgen.ir.nodes import GATHER
 from jitgen.quant.token import from_text
 from jitgen.spec import DTYPES
 from jitgen.trace.cut_weights import with_whole_tiles
-from jitgen.trace.groups import by_codes, by_ids, by_several_ids, is_chosen, mT, of_batches, stored_columns
+from jitgen.trace.groups import (
+    CHOSEN_OTHERWISE,
+    by_codes,
+    by_ids,
+    by_several_ids,
+    is_chosen,
+    mT,
+    of_batches,
+    stored_columns,
+)
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, squeezed, unsqueeze, view
 from jitgen.trace.reductions import reduce, sum_
@@ -89,6 +99,10 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
         return dot(trace, input, other)
     if len(other.shape) > 2:
         return _batched(trace, input, other)
+    if input.is_weight and is_chosen(trace, input):
+        if len(other.shape) == 1:
+            return squeezed(trace, _batched(trace, input, unsqueeze(trace, other, 1)), -1)
+        return _batched(trace, input, other)
     if len(input.shape) == 1:
         return squeezed(trace, contract(trace, unsqueeze(trace, input, 0), transposed(trace, other)), 0)
     if len(other.shape) == 1:
@@ -98,12 +112,15 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
 
 def _batched(trace: Trace, input: Node, other: Node) -> Node:
     """Multiplies ``input`` (..., M, K) or (K,) by ``other`` (..., K, N); their batch dimensions broadcast."""
-    if other.is_weight and len(other.shape) == 3 == len(input.shape) and not is_chosen(trace, other):
+    of_chosen = any(node.is_weight and node.under_views.kind is GATHER for node in (input, other))
+    if other.is_weight and len(other.shape) == 3 == len(input.shape) and not of_chosen:
         return of_batches(trace, input, mT(trace, other))
     if (input.is_weight or other.is_weight) and not (is_chosen(trace, input) or is_chosen(trace, other)):
         raise UnsupportedError(
-            "a quantised weight is a matrix, and does not multiply a batch of matrices on its other side; dequantise "
-            "it, or let the activation stand on the left"
+            CHOSEN_OTHERWISE
+            if of_chosen
+            else "a quantised weight is a matrix, and does not multiply a batch of matrices on its other side; "
+            "dequantise it, or let the activation stand on the left"
         )
     if len(input.shape) == 1:
         return squeezed(trace, _batched(trace, unsqueeze(trace, input, 0), other), -2)

@@ -17,7 +17,6 @@ from typing import Any
 
 from jitgen.errors import TraceError
 from jitgen.trace.journal import LRU_CACHE, Change
-from jitgen.trace.kept import contained
 from jitgen.trace.location import quote
 from jitgen.trace.mentions import line_of_change
 from jitgen.trace.proxy import TRACED, TensorProxy
@@ -34,6 +33,7 @@ def check(
     codes: Sequence[types.CodeType],
     changes: Sequence[Change] = (),
     caches: Sequence[Any] = (),
+    keys: Sequence[Any] = (),
 ) -> None:
     """Checks that user code keeps nothing of a trace.
 
@@ -44,6 +44,7 @@ def check(
         codes: what was run, to find the line.
         changes: what it changed; undone where anything is kept.
         caches: functions with caches that it may have called.
+        keys: of the dicts in its result.
 
     Raises:
         TraceError: it keeps one, or its text, or returns a text, an iterator or a coroutine.
@@ -58,7 +59,7 @@ def check(
                 f"{name} returns {_a(leaf)}, which would run outside of the kernels{quote(line)}\n"
                 "  return a tuple or a list"
             )
-    _refuse_texts(name, returned, changes, codes, line)
+    _refuse_texts(name, (returned, keys), changes, codes, line)
     alive = kept(handed_out)
     if not alive:
         return
@@ -82,22 +83,39 @@ def check(
 
 
 def _refuse_texts(
-    name: str, returned: Sequence[Any], changes: Sequence[Change], codes: Sequence[types.CodeType], line: str | None
+    name: str, returned: Any, changes: Sequence[Change], codes: Sequence[types.CodeType], line: str | None
 ) -> None:
     """Raises TraceError where the text of a tensor of the trace is returned or kept, which later calls would have in
     place of one with the tensor's values."""
     remedy = "return the tensor, and make a text of the result of the call"
-    if any(isinstance(leaf, str) and TRACED in leaf for leaf in returned):
+    if _has_text(returned):
         raise TraceError(f"{name} returns the text of a tensor, which has no values yet{quote(line)}\n  {remedy}")
     for change in changes:
         for key in change.keys:
-            values = contained(change.new.get(key))
-            names = [name for value in values if isinstance(value, dict) for name in value]
-            if any(isinstance(value, str) and TRACED in value for value in (key, *values, *names)):
+            if _has_text((key, change.new.get(key))):
                 raise TraceError(
                     f"{name} keeps the text of a tensor in {change.where(key)}, which has no values yet"
                     f"{quote(line_of_change(codes, change.name) or line)}\n  {remedy}"
                 )
+
+
+def _has_text(value: Any) -> bool:
+    """Returns whether a text of a tensor is among what ``value`` contains, keys and members of sets included."""
+    waiting, seen = [value], {id(value)}
+    for item in waiting:
+        if isinstance(item, str):
+            if TRACED in item:
+                return True
+            continue
+        inner: list[Any] = []
+        if isinstance(item, dict):
+            inner = [*item, *item.values()]
+        elif isinstance(item, (list, tuple, deque, set, frozenset)):
+            inner = [*item]
+        new = [other for other in inner if id(other) not in seen]
+        seen.update(map(id, new))
+        waiting += new
+    return False
 
 
 def kept(handed_out: Iterable[weakref.ref[Any]]) -> list[Any]:

@@ -14,7 +14,7 @@ from jitgen.ir import symbols
 from jitgen.ir.body import FLOAT_FACTORS, accumulator_dtype
 from jitgen.ir.equations import LENGTHS_OF_GROUPS, ROWS_OF_GROUPS
 from jitgen.ir.graph import Node, Shape
-from jitgen.ir.nodes import VIEW
+from jitgen.ir.nodes import GATHER, VIEW
 from jitgen.spec import DTYPES
 from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.gathers import index_select
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
 
 OFFSETS = ("int32", "int64")
+
+CHOSEN_OTHERWISE = (
+    "matrices that ids chose of a quantised weight, in another order or cut; flatten the ids, x @ w[ids.flatten()].mT, "
+    "and reshape the product"
+)
 
 
 def grouped(trace: Trace, x: Node, weight: Node, groups: Node, dtype: str, by: str = "offsets") -> Node:
@@ -87,12 +92,7 @@ def by_ids(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | Non
         if rows.shape[1] == 1:
             product = grouped(trace, squeezed(trace, rows, 1), whole, ids, dtype or rows.dtype, "ids")
             return unsqueeze(trace, product, dim)
-        batch = rows.shape[:2]
-        flat = view(trace, rows, ("reshape",), (symbols.product(batch), rows.shape[2]))
-        of_rows = expand(trace, unsqueeze(trace, ids, 1), batch)
-        of_rows = view(trace, of_rows, ("reshape",), flat.shape[:1])
-        product = grouped(trace, flat, whole, of_rows, dtype or rows.dtype, "ids")
-        product = view(trace, product, ("reshape",), (*batch, product.shape[1]))
+        product = _rows_of_ids(trace, rows, whole, ids, dtype)
         return product if dim == 1 else mT(trace, product)
     return None
 
@@ -100,7 +100,12 @@ def by_ids(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | Non
 def by_several_ids(trace: Trace, x: Node, weight: Node, batch: int, dtype: str | None) -> Node | None:
     """Computes the product of ``x`` (batch..., R, K) and the transpose of ``weight`` (batch..., N, K), of which one
     operand has a row and the other the matrices that ids of several dimensions chose, without a copy of these; None for
-    other operands. The columns of ``weight`` may be those of several matrices, all of which the row multiplies."""
+    other operands. The columns of ``weight`` may be those of several matrices, all of which the row multiplies. Of
+    quantised matrices each may have several rows.
+
+    Raises:
+        UnsupportedError: chosen matrices of a quantised weight are reshaped, cut or in another order.
+    """
     for rows, matrices in ((x, weight), (weight, x)):
         chosen, swapped = without_swaps(matrices)
         if matrices is weight and chosen.kind is VIEW and chosen.attrs.kind == "reshape" and not swapped:
@@ -120,7 +125,37 @@ def by_several_ids(trace: Trace, x: Node, weight: Node, batch: int, dtype: str |
         product = grouped(trace, rows, whole, ids, dtype or rows.dtype, "ids")
         columns = (1, sizes[-2]) if matrices is weight else (sizes[-2], 1)
         return view(trace, product, ("reshape",), (*leading, *columns))
+    for rows, matrices in ((x, weight), (weight, x)):
+        if not matrices.is_weight or matrices.under_views.kind is not GATHER:
+            continue
+        chosen, swapped = without_swaps(matrices)
+        while id(chosen) not in trace.chosen and _is_broadcast(chosen):
+            chosen, inner = without_swaps(chosen.inputs[0])
+            swapped = swapped != inner
+        if id(chosen) not in trace.chosen:
+            raise UnsupportedError(CHOSEN_OTHERWISE)
+        _, whole, ids = trace.chosen[id(chosen)]
+        whole = mT(trace, whole) if swapped else whole
+        if not _are_equal(trace, matrices.shape[batch:], whole.shape[1:]):
+            raise UnsupportedError(CHOSEN_OTHERWISE)
+        product = _rows_of_ids(trace, rows, whole, expand(trace, ids, matrices.shape[:batch]), dtype)
+        return product if matrices is weight else mT(trace, product)
     return None
+
+
+def _is_broadcast(node: Node) -> bool:
+    return node.kind is VIEW and (node.attrs.kind == "expand" or node.attrs[:2] == ("unsqueeze", 0))
+
+
+def _rows_of_ids(trace: Trace, rows: Node, whole: Node, ids: Node, dtype: str | None) -> Node:
+    """Multiplies ``rows`` (batch..., R, K) by the matrices of ``whole`` (G, N, K) that ``ids`` (batch...) choose, to
+    (batch..., R, N)."""
+    batch = rows.shape[:-1]
+    flat = view(trace, rows, ("reshape",), (symbols.product(batch), rows.shape[-1]))
+    of_rows = expand(trace, unsqueeze(trace, ids, len(ids.shape)), batch)
+    of_rows = view(trace, of_rows, ("reshape",), flat.shape[:1])
+    product = grouped(trace, flat, whole, of_rows, dtype or rows.dtype, "ids")
+    return view(trace, product, ("reshape",), (*batch, product.shape[1]))
 
 
 def _are_equal(trace: Trace, left: Shape, right: Shape) -> bool:

@@ -54,7 +54,14 @@ def trace(function: Callable[..., Any], name: str, request: TraceRequest) -> Tra
     others = [leaf.value for leaf in traced.leaves if leaf.index is None]
     try:
         escapes.check(
-            name, function, guards.handed_out, others, state.captures.codes, changed, state.captures.journal.caches
+            name,
+            function,
+            guards.handed_out,
+            others,
+            state.captures.codes,
+            changed,
+            state.captures.journal.caches,
+            _contexts(traced.tree),
         )
     except TraceError:
         if stay:
@@ -66,6 +73,15 @@ def trace(function: Callable[..., Any], name: str, request: TraceRequest) -> Tra
     # A trace that changed something is for one call alone: the next has to run the function, too.
     never = Captured(changes.path, lambda: MISSING, None)
     return replace(traced, guards=(*traced.guards, never), changes=changes)
+
+
+def _contexts(tree: pytree.TreeSpec) -> list[Any]:
+    """Lists what a structure has beside its leaves: the keys of dicts."""
+    contexts, waiting = list[Any](), [tree]
+    for spec in waiting:
+        contexts.append(spec.context)
+        waiting += spec.children()
+    return contexts
 
 
 def _run_once(

@@ -308,7 +308,23 @@ def text_as_key(x: torch.Tensor) -> Any:
     return x + 1
 
 
-@pytest.mark.parametrize("function", [text_returned, text_kept, text_as_key])
+def text_as_returned_key(x: torch.Tensor) -> Any:
+    return x + 1, [{"a": x, ("b", f"{x}"): 1}]
+
+
+def text_in_returned_set(x: torch.Tensor) -> Any:
+    return x + 1, {f"{x}"}
+
+
+def text_in_set(x: torch.Tensor) -> Any:
+    log.append({1, frozenset([f"{x}"])})
+    return x + 1
+
+
+TEXTS = [text_returned, text_kept, text_as_key, text_as_returned_key, text_in_returned_set, text_in_set]
+
+
+@pytest.mark.parametrize("function", TEXTS)
 def test_a_text_of_a_tensor_is_neither_returned_nor_kept(function: Callable[..., Any]) -> None:
     """It has none of the tensor's values."""
     holder.last = None

@@ -286,6 +286,30 @@ def test_quantised_matrices_by_ids_of_several_dimensions(activation: str | None)
         weight[torch.zeros(2, 2, dtype=torch.int64)]
 
 
+@pytest.mark.parametrize("format", ["int4", "fp8_e4m3"])
+def test_several_rows_of_ids_of_several_dimensions(format: str) -> None:
+    """A quantised matrix of each id multiplies rows of its own, or the same as all others; ids may broadcast."""
+    weight = jitgen.quantize(torch.randn(5, 48, 64), format)
+    exact = weight.dequantize(torch.float64)
+    right = jitgen.jit(lambda x, w, ids: x @ w[ids].mT)
+    left = jitgen.jit(lambda x, w, ids: torch.matmul(w[ids], x.mT))
+    shapes = ((3, 2), (3, 2)), ((), (3, 2)), ((3, 2), (3, 1)), ((3, 2), (2,)), ((0, 2), (0, 2)), ((), (3,))
+    for leading, of_ids in shapes:
+        x, ids = torch.randn(*leading, 7, 64), torch.randint(-5, 5, of_ids)
+        wanted = x.double() @ exact[ids].mT
+        for found, expected in ((right(x, weight, ids), wanted), (left(x, weight, ids), wanted.mT)):
+            assert found.shape == expected.shape
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    x, ids = torch.randn(3, 2, 7, 64, requires_grad=True), torch.randint(0, 5, (3, 2))
+    vector = jitgen.jit(lambda x, w, ids: w[ids] @ x)(x[0, 0, 0].detach(), weight, ids)
+    torch.testing.assert_close(vector.double(), exact[ids] @ x[0, 0, 0].detach().double(), rtol=1e-5, atol=1e-4)
+    (gradient,) = torch.autograd.grad(right(x, weight, ids).sum(), x)
+    wanted = exact[ids].sum(-2, keepdim=True).expand(x.shape)
+    torch.testing.assert_close(gradient.double(), wanted, rtol=1e-5, atol=1e-4)
+    with pytest.raises(UnsupportedError, match="flatten the ids"):
+        jitgen.jit(lambda x, w, ids: x.flatten(0, 1) @ w[ids].flatten(0, 1).mT)(x.detach(), weight, ids)
+
+
 def test_gradients_of_matrices_by_ids_of_several_dimensions() -> None:
     function = SEVERAL_IDS["a row by several matrices"]
     x, w = torch.randn(6, 8, dtype=torch.float64), torch.randn(4, 5, 8, dtype=torch.float64)
