@@ -33,6 +33,7 @@ inline void barrier_arrive_on_copies(uint32_t barrier) { barrier_arrive(barrier)
 inline void proxy_fence() {}
 inline void copy_box_of_batch(
     uint32_t to, const TensorMap& map, int column, int row, const int (&batch)[3], uint32_t barrier) {
+  if (column * map.item % 16 != 0) abort();  // an illegal instruction of a GPU
   for (int r = 0; r < map.box; ++r) {
     for (int c = 0; c < 128 / map.item; ++c) {
       const int64_t at[] = {batch[0], batch[1], batch[2], row + r, column + c};

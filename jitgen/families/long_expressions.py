@@ -10,9 +10,9 @@ Neighbour: ``moved.py`` asks for each node of a graph that has such an expressio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from jitgen.families.lengths import LONGEST, Lengths, length, length_of, operands_of
+from jitgen.families.lengths import LONGEST, Lengths, length, length_of, operands_of, share_a_text
 from jitgen.families.temporaries import Temporaries
 from jitgen.ir.graph import Node, walked
 from jitgen.ir.index import Index
@@ -24,6 +24,10 @@ of a few, and for their gradients."""
 MOST_COMPANIONS = 3
 """Values that are stored with one of the spine, at most: the states of a loop beside it, sums of gradients."""
 
+MOST_COMPUTED = 2
+"""How many times the operations of a graph its kernels may compute. Of a loop of 3 states and more a value of the spine
+has too many others beside it, and what is not stored is computed again: 21 times the operations for 8 states."""
+
 NAME = f"pointwise expressions of more than {LONGEST} operations are computed by several kernels"
 
 
@@ -31,6 +35,19 @@ def is_long(index: Index) -> bool:
     """Returns whether a pointwise expression of the graph is longer than ``LONGEST``."""
     lengths = Lengths()
     return length(index.order) > LONGEST and any(lengths.measured(node) > LONGEST for node in index.order)
+
+
+def is_worth_it(index: Index, stored: Iterable[Node], results: Iterable[Node]) -> bool:
+    """Returns whether values that are ``stored``, a kernel each, and ``results``, of which neighbours with most of their
+    texts in common are one kernel, are computed by no more than ``MOST_COMPUTED`` times the operations of the graph."""
+    computed, text = sum(length(walked([value], operands_of)) for value in stored), set[Node]()
+    for value in results:
+        nodes = set(walked([value], operands_of))
+        if share_a_text(text, nodes):
+            text |= nodes
+        else:
+            computed, text = computed + length(text), nodes
+    return computed + length(text) <= MOST_COMPUTED * length(index.order)
 
 
 class LongExpressions:

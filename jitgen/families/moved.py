@@ -15,7 +15,7 @@ from typing import Any
 
 from jitgen.families.changes import State, changes_of
 from jitgen.families.family import Partition
-from jitgen.families.long_expressions import LongExpressions, is_long
+from jitgen.families.long_expressions import NAME, LongExpressions, is_long, is_worth_it
 from jitgen.families.several_views import costs_less_where_chosen, stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.windows import around_convolutions, product_with_windows
@@ -114,9 +114,18 @@ def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partiti
     def chosen_again(gather: Node, source: Node) -> bool:
         return costs_less_where_chosen(gather, source, index, partition)
 
-    divided = LongExpressions(index, partition.temporaries) if is_long(index) else None
-    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, states, partition.device.is_gpu, chosen_again, divided)
-    values = rebuilt.roots(graph.results)
+    def rebuilt_in(temporaries: Temporaries, is_divided: bool) -> tuple[_Rebuilt, list[Node]]:
+        divided = LongExpressions(index, temporaries) if is_divided else None
+        rebuilt = _Rebuilt(sizes, temporaries, stored, states, partition.device.is_gpu, chosen_again, divided)
+        return rebuilt, rebuilt.roots(graph.results)
+
+    temporaries, is_divided = partition.temporaries, is_long(index)
+    if is_divided:
+        tried = Temporaries(temporaries.mover, temporaries.first)
+        _, values = rebuilt_in(tried, is_divided)
+        is_divided = is_worth_it(index, tried.values, values)
+        temporaries.mover.fired.pop(NAME, None)
+    rebuilt, values = rebuilt_in(temporaries, is_divided)
     numbers = (number for number, _ in graph.mutated)
     updates = dict(zip(numbers, values[len(graph.outputs) :], strict=True))
     changes = {number: [rebuilt.changes[node] for node in chain] for number, chain in early.items()}

@@ -252,14 +252,14 @@ print(len(imported), len(used), [name for name in used if name.startswith("jitge
 
 def test_import_jitgen_imports_little() -> None:
     """Modules are counted, where milliseconds would depend on the machine: 143 took 142 ms, and 178 took 190; there are
-    149. The families are packages alone, 18 modules; what they have is imported when it is called (``deferred``).
+    150. The families are packages alone, 18 modules; what they have is imported when it is called (``deferred``).
     Operators that torch must know to run what it has exported are five, and what a call changes outside of its function
     is three. The tracer and its rows wait for the first trace, the partition for the first graph. `import jitgen` alone
     has what must be there before a fork (``forks``) and before a weight is unpickled."""
     done = fresh.run(MODULES)
     imported, used, deploy = done.stdout.strip().split(" ", 2)
     assert int(imported) <= 8
-    assert int(used) <= 149
+    assert int(used) <= 150
     assert deploy == "['jitgen.deploy.record']"
 
 

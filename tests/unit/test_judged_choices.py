@@ -39,9 +39,9 @@ def test_choices_are_near_the_fastest(problems: Sequence[Problem], kind: str, me
 @pytest.mark.parametrize(
     ("record", "kind", "count", "mean", "fifth", "worst", "peer"),
     [
-        ("held-out-3", "dense", 80, 0.968, 0.85, 0.79, 0.998),
+        ("held-out-3", "dense", 80, 0.966, 0.85, 0.79, 0.997),
         ("held-out-2", "int4", 60, 0.964, 0.84, 0.69, 1.056),
-        pytest.param("held-out", "int4", 51, 0.975, 0.89, 0.81, 1.080, marks=pytest.mark.slow),
+        pytest.param("held-out", "int4", 52, 0.975, 0.89, 0.81, 1.080, marks=pytest.mark.slow),
     ],
 )
 def test_choices_on_an_h200(

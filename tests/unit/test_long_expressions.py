@@ -93,6 +93,22 @@ def test_results_that_are_long_together_are_several_kernels() -> None:
     assert text.count("erf(") < 2.5 * (20 + 6 * 8)
 
 
+@pytest.mark.parametrize("states", [2, 6])
+def test_kernels_compute_little_twice(states: int) -> None:
+    """Of a loop of many states more than is stored would be computed again by each kernel: it stays one."""
+    spec = jitgen.TensorSpec((1000,), torch.float32)
+
+    def turns(x: Any) -> Any:
+        values = [x + number for number in range(states)]
+        for step in range(600):
+            values[step % states] = values[step % states] * 0.5 + values[(step + 1) % states]
+        return tuple(values)
+
+    kernels = jitgen.jit(turns).lower(spec, target="x86-64-v3").lowered.program.kernels
+    computed = sum(lengths.length_of(one.op) for k in kernels for body in k.bodies for one in body.instructions)
+    assert computed <= 2.5 * 1200
+
+
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_a_divided_expression_has_its_values_and_gradients(dtype: torch.dtype, short: None) -> None:

@@ -215,7 +215,7 @@ PROMOTED_PRODUCT = 1.25
 """The cycles of wgmmas whose sums are promoted, as a multiple of those of others: additions and wgmmas take turns at
 the registers."""
 PROMOTED = TileFit(
-    *(1.0, 58, 181, 0.86),
+    *(1.0, 58.2, 181, 0.86),
     epilogue=2.74,
     warpgroup_epilogue=1.66,
     tile=0.03,

@@ -77,6 +77,9 @@ LARGEST_TILE = 128 * 256
 NEAR_IDEAL = 1.1
 """How many times the time that the chip needs at its best rates a product of one kernel takes, up to which K is not
 split."""
+WORTH_A_KERNEL = 1.04
+"""The sums of ranges of K are added by a kernel more, which cannot have second results: so many times as long a product of
+one kernel must take at least."""
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of ranges of K that are compared."""
 WORTH_AN_ENTRY = 1.01
@@ -179,8 +182,9 @@ def k_splits(problem: Problem) -> int:
     whole = mean(1)
     if whole <= NEAR_IDEAL * geometric_mean(wgmma_tiles.ideal_microseconds(rows, weights) for rows in sampled):
         return 1
-    ranges = [splits for splits in SPLITS if splits * SPLIT_LENGTH <= 4 * problem.length]
-    return min({1: whole, **{splits: mean(splits) for splits in ranges}}.items(), key=operator.itemgetter(1))[0]
+    means = {splits: mean(splits) for splits in SPLITS if splits * SPLIT_LENGTH <= 4 * problem.length}
+    splits, least = min(means.items(), key=operator.itemgetter(1))
+    return splits if least * WORTH_A_KERNEL <= whole else 1
 
 
 def _row_range(problem: Problem) -> tuple[int, int]:

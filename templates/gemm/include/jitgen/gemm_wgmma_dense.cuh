@@ -115,9 +115,10 @@ struct DenseKernel {
   static JITGEN_DEVICE int weight_box_at(int box) { return smaller(box * weight_box, Config::columns - weight_box); }
   // Where a copy begins that would begin at `from`. One that is all beyond its matrix of `size` rows takes other rows, of
   // which nothing is stored: the copy engine is slower to write zeros than to read. (Every stage has all of its copies,
-  // since a block that waits for no other's could release a stage twice before others have released it once.)
+  // since a block that waits for no other's could release a stage twice before others have released it once.) A copy
+  // begins at a multiple of 16 bytes, where the rows are the innermost dimension too: it is an illegal instruction else.
   static JITGEN_DEVICE int copied_from(int from, int box, int size) {
-    return from < size ? from : size > box ? size - box : 0;
+    return from < size ? from : size > box ? (size - box) / 8 * 8 : 0;
   }
 
   // Called by one thread. `alone`: whether the other blocks of the cluster take other chunks, so that nothing is shared.
