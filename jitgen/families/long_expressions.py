@@ -38,8 +38,8 @@ def is_long(index: Index) -> bool:
 
 
 def is_worth_it(index: Index, stored: Iterable[Node], results: Iterable[Node]) -> bool:
-    """Returns whether values that are ``stored``, a kernel each, and ``results``, of which neighbours with most of their
-    texts in common are one kernel, are computed by no more than ``MOST_COMPUTED`` times the operations of the graph."""
+    """Returns whether values that are ``stored``, a kernel each, and ``results``, of which neighbours with most of
+    their texts in common are one kernel, are computed by at most ``MOST_COMPUTED`` times the graph's operations."""
     computed, text = sum(length(walked([value], operands_of)) for value in stored), set[Node]()
     for value in results:
         nodes = set(walked([value], operands_of))

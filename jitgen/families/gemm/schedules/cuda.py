@@ -78,8 +78,8 @@ NEAR_IDEAL = 1.1
 """How many times the time that the chip needs at its best rates a product of one kernel takes, up to which K is not
 split."""
 WORTH_A_KERNEL = 1.04
-"""The sums of ranges of K are added by a kernel more, which cannot have second results: so many times as long a product of
-one kernel must take at least."""
+"""How many times as long as with ranges of K, whose sums a kernel more adds, a product of one kernel must take at least
+for K to be split."""
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Numbers of ranges of K that are compared."""
 WORTH_AN_ENTRY = 1.01
