@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random sizes of sweep.")
 @click.option("--cases", type=click.IntRange(1), default=40, show_default=True, help="How many sizes sweep draws.")
 @click.option("--seconds", type=float, help="After so many seconds sweep begins no further case; default: never.")
+@click.option(
+    "--part",
+    type=(click.IntRange(1), click.IntRange(1)),
+    metavar="N M",
+    default=(1, 1),
+    help="Of sweep, every M-th case from the N-th on, for M cards of a host; python -m bench.records joins the files.",
+)
 @click.option("--commit", help="The commit to record; default: the checkout's.")
 @click.option(
     "--jobs", type=click.IntRange(1), default=1, hidden=True, help="Compile torch.compile's in so many first."
@@ -40,6 +47,7 @@ def bench(
     seed: int,
     cases: int,
     seconds: float | None,
+    part: tuple[int, int],
     commit: str | None,
     jobs: int,
 ) -> None:
@@ -53,7 +61,7 @@ def bench(
     from bench.measurement import environment
     from bench.suite import configure, run
 
-    configuration = configure(device, quick, backend, seed, cases, seconds)
+    configuration = configure(device, quick, backend, seed, cases, seconds, part)
     facts = environment(configuration, commit)
     click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
     measurements = []

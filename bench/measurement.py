@@ -33,6 +33,7 @@ class Bench:
         backend: the only backend to measure; None for all that the device has.
         seed, cases: of a sweep: of its random sizes, and how many.
         seconds: of a sweep: after so many seconds no further case is begun; None means never.
+        part: of a sweep: (n, m) measures every m-th case from the n-th on, so that m cards of a host share a sweep.
     """
 
     device: str
@@ -44,6 +45,7 @@ class Bench:
     seed: int = 0
     cases: int = 40
     seconds: float | None = None
+    part: tuple[int, int] = (1, 1)
 
     @property
     def backends(self) -> tuple[str, ...]:

@@ -1,9 +1,13 @@
-"""Writing what was measured as JSON. A file is whole at any time, so that a run that is stopped has lost nothing."""
+"""Writing what was measured as JSON. A file is whole at any time, so that a run that is stopped has lost nothing.
+
+``python -m bench.records JOINED PART...`` makes one file of those of ``jitgen bench sweep --part``.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,3 +27,25 @@ def _replace(path: Path, text: str) -> None:
     written = path.with_name(path.name + ".part")
     written.write_text(text)
     written.replace(path)
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One record of the parts of a sweep, with the first one's environment, and the commands of all.
+
+    Raises:
+        ValueError: the parts are not of one sweep, measured by the same code and software on one kind of card.
+    """
+    environments = [part["environment"] for part in parts]
+    own = {"command": "", "part": None}
+    first, *others = ({**facts, **own, "settings": {**facts["settings"], **own}} for facts in environments)
+    for other in others:
+        if differing := sorted(key for key in first.keys() | other if first.get(key) != other.get(key)):
+            raise ValueError(f"the files are no parts of one sweep: they differ in {', '.join(differing)}")
+    commands = "; ".join(facts["command"] for facts in environments)
+    rows = [row for part in parts for row in part["measurements"]]
+    return {"environment": {**environments[0], "command": commands}, "measurements": rows}
+
+
+if __name__ == "__main__":
+    path, *sources = map(Path, sys.argv[1:])
+    write(path, joined([json.loads(source.read_text()) for source in sources]))

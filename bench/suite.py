@@ -60,12 +60,13 @@ def configure(
     seed: int = 0,
     cases: int = 40,
     seconds: float | None = None,
+    part: tuple[int, int] = (1, 1),
 ) -> Bench:
     """A bench for ``device``, by default the best device of this machine.
 
     Args:
         quick: whether to measure with fewer repeats and without torch.compile. Tensors have the same sizes.
-        backend, seed, cases, seconds: as ``Bench`` has them.
+        backend, seed, cases, seconds, part: as ``Bench`` has them.
 
     Raises:
         UnsupportedError: this machine has no such device.
@@ -80,7 +81,8 @@ def configure(
 
         cache = last_level_cache()
     elements = max(2**24, cache) + 2**16  # of 4 bytes each, so that they slightly exceed four times the cache
-    return Bench(device, elements, 0.4 if quick else 1.0, not quick, 1 if quick else 3, backend, seed, cases, seconds)
+    budget, repeats = (0.4, 1) if quick else (1.0, 3)
+    return Bench(device, elements, budget, not quick, repeats, backend, seed, cases, seconds, part)
 
 
 def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Measurement]:

@@ -22,6 +22,7 @@ from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from statistics import geometric_mean
 from typing import Any
 
@@ -267,7 +268,8 @@ def compiled_ahead(drawn: Sequence[Case], bench: Bench) -> Iterator[Ahead]:
 def run(bench: Bench, kinds: Sequence[str] | None = None) -> Iterator[Measurement]:
     """The measurements of ``cases``."""
     started = time.monotonic()
-    pending = list(cases(bench, kinds))
+    first, step = bench.part
+    pending = list(islice(cases(bench, kinds), first - 1, None, step))
     on_gpu = bench.device == "cuda"
     if on_gpu:
         bench = replace(bench, compile_peer=False, budget=BUDGET)

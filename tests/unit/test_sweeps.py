@@ -9,13 +9,14 @@ import math
 import random
 import runpy
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
 import jitgen
-from bench import prebuild, products, reductions, sweep
+from bench import prebuild, products, records, reductions, sweep
 from bench.measurement import MOST_ERROR, Bench, Measurement
 from jitgen.families.gemm import wgmma
 from jitgen.families.gemm.schedules import cuda
@@ -138,6 +139,26 @@ def test_humming_compiles_in_chunks_of_the_cases_that_it_has(monkeypatch: pytest
 
 def test_no_case_begins_after_the_seconds_of_a_sweep() -> None:
     assert not list(sweep.run(Bench("cpu", 2**16, 0.1, False, 1, seconds=-1.0)))
+
+
+def test_parts_of_a_sweep_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(case: sweep.Case, bench: Bench) -> Iterator[Measurement]:
+        yield Measurement("sweep", str(case), "cpu", "cpp", "float32", case.shape, {"jitgen": 1e-6, "F.linear": 2e-6})
+
+    monkeypatch.setattr(sweep.Case, "measured", measured)
+    whole = Bench("cpu", 2**16, 0.1, False, 1, None, 7, 12)
+    parts: list[dict[str, Any]] = []
+    for first in (1, 2, 3):
+        found = sweep.run(dataclasses.replace(whole, part=(first, 3)))
+        facts: dict[str, Any] = {"gpu": "one", "command": f"part {first}", "settings": {"seed": 7, "part": (first, 3)}}
+        parts.append({"environment": facts, "measurements": [each.to_json() for each in found]})
+    joined = records.joined(parts)
+    names = sorted(row["name"] for row in joined["measurements"])
+    assert names == sorted(each.name for each in sweep.run(whole))
+    assert joined["environment"]["command"] == "part 1; part 2; part 3"
+    parts[2]["environment"]["settings"]["seed"] = 8
+    with pytest.raises(ValueError, match="differ in settings"):
+        records.joined(parts)
 
 
 def test_a_sweep_of_reductions_has_odd_rows_and_columns_of_every_magnitude() -> None:
