@@ -75,7 +75,7 @@ UNTIMED = {"int4": {("mixtral", 1000)}, "mxfp4": {("gpt-oss-20b", 64)}}
 @pytest.mark.parametrize(("format", "mean", "worst"), [("int4", 1.02, 1.12), ("mxfp4", 1.04, 1.18)])
 def test_tiles_are_nearly_the_fastest_that_were_timed(format: str, mean: float, worst: float) -> None:
     """Of 18 products of experts on an H200, of 1 to 1000 tokens (docs/measured/h200-grouped-tiles.json): the choice is
-    as near as docs/measured/README.md says, to the digits that it gives. The record is what it is: nothing is timed
+    as near as docs/measured/experts.md says, to the digits that it gives. The record is what it is: nothing is timed
     here, and other tiles than those are another choice."""
     ratios, untimed = {}, set()
     for timed in (one for one in TIMED if one["format"] == format):
