@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jitgen.ir import symbols
+from jitgen.ir.body import Instruction
 from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Scalar
 from jitgen.runtime.launcher import IntegerRange
@@ -25,15 +26,15 @@ def check(kernels: Iterator[Kernel] | tuple[Kernel, ...], environment: Mapping[s
 def ranges_of(kernel: Kernel) -> Iterator[tuple[Scalar, IntegerRange]]:
     """Yields each integer that ``kernel`` takes, and the range of its parameter; nothing for a kernel that is not a
     user's in CUDA C++ or C++, and for types of which nobody can tell."""
-    launched = kernel.bodies[0].instructions[:1]
-    if not launched or launched[0].op != "launch":
+    launched = launch_of(kernel)
+    if launched is None:
         return
     from jitgen.codegen.c_text.definition import definition_of
     from jitgen.codegen.c_text.files import location_of
     from jitgen.codegen.c_text.types import range_of
     from jitgen.ir.launches import TRITON, UNSPECIALIZED
 
-    own, parameters = launched[0].attr.attrs.kernel, launched[0].attr.attrs.parameters
+    own, parameters = launched.attr.attrs.kernel, launched.attr.attrs.parameters
     if own.language == TRITON:
         return
     definition = definition_of(own.text, own.entry, language=own.language)
@@ -47,6 +48,12 @@ def ranges_of(kernel: Kernel) -> Iterator[tuple[Scalar, IntegerRange]]:
 
 def with_launch(kernel: Kernel) -> str:
     """Returns the name of ``kernel``, with the line that launches it where a user wrote it."""
-    launched = kernel.bodies[0].instructions[:1]
-    location = launched[0].location if launched and launched[0].op == "launch" else None
+    launched = launch_of(kernel)
+    location = launched and launched.location
     return f"{kernel.name}: the kernel launched at {location}" if location else kernel.name
+
+
+def launch_of(kernel: Kernel) -> Instruction | None:
+    """Returns the instruction that launches a user's kernel; None if ``kernel`` is generated."""
+    first = next(iter(kernel.bodies[0].instructions), None)
+    return first if first is not None and first.op == "launch" else None

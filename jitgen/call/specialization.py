@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from jitgen import inspect, pipeline, settings
 from jitgen.call import integers
-from jitgen.call.integers import with_launch
+from jitgen.call.integers import launch_of, with_launch
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.draws import offsets_drawn
@@ -409,10 +409,8 @@ def _nothing(tensors: Sequence[torch.Tensor]) -> None:
 
 def guarded(kernel: Kernel) -> str:
     """Returns the name of a kernel whose zones are checked: one that a user wrote, in a debugging process."""
-    launched = kernel.bodies[0].instructions[:1]
-    if not launched or launched[0].op != "launch" or settings.get("JITGEN_DEBUG") < settings.BOUNDED_WAITS:
-        return ""
-    return with_launch(kernel)
+    is_checked = launch_of(kernel) is not None and settings.get("JITGEN_DEBUG") >= settings.BOUNDED_WAITS
+    return with_launch(kernel) if is_checked else ""
 
 
 _LEAF = pytree.tree_flatten(0)[1]
