@@ -59,6 +59,13 @@ def test_scales_of_32_columns_are_those_of_the_instruction(target: str, format: 
         assert all(re.search(instruction, one) for one in multiplied)
 
 
+def test_products_of_several_matrices_say_that_scales_of_32_columns_are_decoded() -> None:
+    experts = TensorSpec((4, 64, 128), torch.bfloat16, format="mxfp8", activation="mxfp8")
+    batched = jitgen.jit(lambda x, w: x @ w.mT, backend="triton")
+    low = batched.lower(TensorSpec((4, 16, 128), torch.bfloat16), experts, target="sm_100a")
+    assert "mxfp8 weights are decoded: kernels of several matrices have no products of them" in low.explain()
+
+
 def codes(rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
     return product, TensorSpec((rows, K), dtype), TensorSpec((N, K), dtype)
 

@@ -116,8 +116,9 @@ def product_of_blocks(node: Node, left: Operand, right: Operand, mover: Mover) -
 
 def product_of_scaled(node: Node, x: Node, weight: Node, mover: Mover) -> Node | None:
     """Returns the product ``node`` of a quantised weight and of the codes of ``x``, float32 values of codes with a
-    scale for each ``MX_BLOCK`` columns, which is a power of two; None where ``x`` is no such."""
-    if x.op != "mul" or axes(node.attrs.equation).batch:
+    scale for each ``MX_BLOCK`` columns, which is a power of two; None where ``x`` is no such, or
+    ``node`` is of several matrices."""
+    if x.op != "mul" or node.kind is not CONTRACT or axes(node.attrs.equation).batch:
         return None
     values, scale = x.inputs
     if values.kind is not CAST:

@@ -40,7 +40,7 @@ CODES_OF_ACTIVATIONS = {dtype_name(kind.dtype) for kind in ACTIVATIONS.values()}
 COLUMNS = 16
 """Columns of a tile of the layouts."""
 SCALED_WEIGHTS = ("mxfp8", "mxfp4")
-DECODED = "codes with scales of 32 columns and {} weights are decoded: the target has no products of them"
+DECODED = "codes with scales of 32 columns and {} weights are decoded: {}"
 
 
 def products_of_low_bits(values: Sequence[Node], partition: Partition) -> Sequence[Node]:
@@ -134,12 +134,15 @@ def _by_codes(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | 
 
 
 def _scaled(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
-    """Computes ``node`` of codes with a scale for each 32 columns of both operands, if the target multiplies such."""
-    format = weight.under_views.attrs.format
+    """Computes ``node`` of codes with a scale for each 32 columns of both operands, or says why that is not done."""
+    format, why = weight.under_views.attrs.format, "the target has no products of them"
     if format in rewriter.scaled_formats:
-        return product_of_scaled(node, _values(x), weight, rewriter.mover)
+        product = product_of_scaled(node, _values(x), weight, rewriter.mover)
+        if product is not None:
+            return product
+        why = "kernels of several matrices have no products of them"
     if format in SCALED_WEIGHTS:
-        rewriter.mover.fired[DECODED.format(format)] = None
+        rewriter.mover.fired[DECODED.format(format, why)] = None
     return None
 
 
@@ -202,6 +205,7 @@ def _lies_in(layout: str) -> Callable[[Node], bool]:
 x, weight, groups = wildcards("x weight groups")
 codes = x.where(_is_of_codes)
 low_bits = weight.where(_quantizes)
+microscaled = weight.where(_is_microscaled)
 of_blocks = weight.where(_lies_in(BLOCKS))
 in_blocks = contract(x, of_blocks)
 
@@ -225,7 +229,7 @@ _REWRITES = Rewrites(
     ),
     Rewrite(
         "codes with scales of 32 columns are multiplied as they are, with the scales of both, by tl.dot_scaled",
-        contract(x, weight.where(_is_microscaled)),
+        contract(x, microscaled) | operation("grouped", x, microscaled, groups),
         _scaled,
     ),
     Rewrite(
