@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from jitgen.ir.graph import Node, walked
+from jitgen.ir.graph import Node, postorder, walked
 from jitgen.ir.nodes import CAT, VIEW
 from jitgen.ir.ops import flops_of
 
@@ -50,17 +50,10 @@ class Lengths:
 
     def measured(self, root: Node) -> int:
         """Returns the length of the expression ``root``."""
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            operands = operands_of(node)
-            waiting = [child for child in operands if child not in self._lengths]
-            if waiting and node not in self._lengths:
-                stack.extend(waiting)
-                continue
-            stack.pop()
+        for node in postorder([root], lambda node: () if node in self._lengths else operands_of(node)):
             if node in self._lengths:
                 continue
+            operands = operands_of(node)
             counts = [self._lengths[child] for child in dict.fromkeys(operands)]
             if node.kind is CAT:  # each piece has a region of its own
                 count = max(counts)

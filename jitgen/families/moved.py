@@ -20,7 +20,7 @@ from jitgen.families.several_views import costs_less_where_chosen, stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, topological, walked
+from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, postorder, topological, walked
 from jitgen.ir.index import Index
 from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, REDUCE, SCALAR, VIEW
 from jitgen.ir.regions import MAX_READS
@@ -234,23 +234,17 @@ class _Rebuilt:
 
     def _read_by(self, root: Node) -> frozenset[Node]:
         """Returns the tensors, or views of them, that one element of ``root`` is computed from."""
-        stack = [] if root in self._reads else [root]
-        while stack:
-            node = stack[-1]
-            waiting = [] if node.kind.read_whole else [child for child in node.inputs if child not in self._reads]
-            if waiting and node not in self._reads:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            if node in self._reads:
+        reads = self._reads
+        for node in postorder([root], lambda node: () if node in reads or node.kind.read_whole else node.inputs):
+            if node in reads:
                 continue
             if node.kind.read_whole:
-                self._reads[node] = frozenset([node])
+                reads[node] = frozenset([node])
             elif node.kind is CAT:
-                self._reads[node] = max(map(self._read_by, node.inputs), key=len)
+                reads[node] = max((reads[child] for child in node.inputs), key=len)
             else:
-                self._reads[node] = frozenset().union(*map(self._read_by, node.inputs))
-        return self._reads[root]
+                reads[node] = frozenset().union(*(reads[child] for child in node.inputs))
+        return reads[root]
 
 
 def returned_products(graph: Graph, index: Index, sizes: EqualSizes) -> frozenset[int]:

@@ -21,7 +21,7 @@ from jitgen.gradients.structured import DERIVATIVES
 from jitgen.gradients.weights import Weighted, recognised
 from jitgen.ir import symbols
 from jitgen.ir.custom_gradients import SAVED_VIEW, TRANSPARENT, differentiated, is_detached
-from jitgen.ir.graph import Builder, Graph, Node, equal_sizes, topological, walked
+from jitgen.ir.graph import Builder, Graph, Node, equal_sizes, postorder, topological, walked
 from jitgen.ir.nodes import CONTRACT, CUSTOM_GRADIENT, DEQUANTIZE, INPUT, PHILOX, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
@@ -245,18 +245,15 @@ def without_marks(graph: Graph, results: Sequence[Node]) -> Graph:
     """Returns ``graph`` with ``results`` as its results, and without the marks for its gradients."""
     builder = Builder()
     replaced: dict[int, Node] = {}
-    stack = list(results)
-    while stack:
-        node = stack[-1]
-        is_mark = is_detached(node) or node.kind is CUSTOM_GRADIENT
-        is_mark |= node.kind is VIEW and node.attrs in TRANSPARENT
-        read = node.inputs[:1] if is_mark else node.inputs
-        waiting = [child for child in read if id(child) not in replaced]
-        if waiting:
-            stack.extend(reversed(waiting))
-            continue
-        stack.pop()
-        if id(node) not in replaced:
-            children = [replaced[id(child)] for child in read]
-            replaced[id(node)] = children[0] if is_mark else builder.like(node, children)
+
+    def is_mark(node: Node) -> bool:
+        is_transparent = node.kind is VIEW and node.attrs in TRANSPARENT
+        return is_transparent or is_detached(node) or node.kind is CUSTOM_GRADIENT
+
+    def read(node: Node) -> Sequence[Node]:
+        return node.inputs[:1] if is_mark(node) else node.inputs
+
+    for node in postorder(results, read):
+        children = [replaced[id(child)] for child in read(node)]
+        replaced[id(node)] = children[0] if is_mark(node) else builder.like(node, children)
     return replace(graph, outputs=tuple(replaced[id(node)] for node in results), mutated=())

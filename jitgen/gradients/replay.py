@@ -18,7 +18,7 @@ import torch
 from jitgen.gradients.values import Value, fn
 from jitgen.ir import symbols
 from jitgen.ir.custom_gradients import TRANSPARENT, UNTRACKED_VIEW, with_gradient
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Node, postorder
 from jitgen.ir.nodes import BITS, CAST, CAT, CONTRACT, CUSTOM_GRADIENT, IOTA, VIEW
 from jitgen.ir.ops import OPS, OWN_FLOPS
 from jitgen.ir.symbols import Expr
@@ -85,20 +85,14 @@ class Replay:
 
     def value(self, node: Node) -> Any:
         """Returns the value of ``node``: a tensor of its dtype and shape; a number where it is a constant."""
-        stack = [node]
-        while stack:  # a loop, as chains of pointwise nodes may be longer than Python's stack is deep
-            top = stack[-1]
-            waiting = [child for child in top.inputs if id(child) not in self._values]
-            if id(top) not in self._values and waiting:
-                stack.extend(waiting)
+        for one in postorder([node], lambda one: () if id(one) in self._values else one.inputs):
+            if id(one) in self._values:
                 continue
-            stack.pop()
-            if id(top) not in self._values:
-                self._values[id(top)] = self._computed(top, [self._values[id(child)] for child in top.inputs])
-                if top.kind is CONTRACT or any(id(child) in self._of_products for child in top.inputs):
-                    self._of_products.add(id(top))
-                if top.op in _PRINTED_IN_TWO_WAYS or any(id(child) in self._of_functions for child in top.inputs):
-                    self._of_functions.add(id(top))
+            self._values[id(one)] = self._computed(one, [self._values[id(child)] for child in one.inputs])
+            if one.kind is CONTRACT or any(id(child) in self._of_products for child in one.inputs):
+                self._of_products.add(id(one))
+            if one.op in _PRINTED_IN_TWO_WAYS or any(id(child) in self._of_functions for child in one.inputs):
+                self._of_functions.add(id(one))
         return self._values[id(node)]
 
     def has_other_sums(self, node: Node) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jitgen.ir.graph import Node
+from jitgen.ir.graph import Node, postorder
 from jitgen.ir.nodes import CAST, CONST, CONTRACT, REDUCE, VIEW
 from jitgen.spec import DTYPES
 
@@ -74,19 +74,8 @@ def changes_nothing(
 
 def _reached(base: Node, users: Mapping[int, Sequence[Node]], active: Collection[int]) -> list[Node]:
     """Returns the active nodes that are computed from ``base``, each after its operands."""
-    nodes: list[Node] = []
-    seen = {id(base)}
-    stack = [(base, iter(users.get(id(base), ())))]
-    while stack:
-        node, remaining = stack[-1]
-        following = next(remaining, None)
-        if following is None:
-            nodes.append(node)
-            stack.pop()
-        elif id(following) in active and id(following) not in seen:
-            seen.add(id(following))
-            stack.append((following, iter(users.get(id(following), ()))))
-    return nodes[-2::-1]
+    *nodes, _ = postorder([base], lambda node: [user for user in users.get(id(node), ()) if id(user) in active])
+    return nodes[::-1]
 
 
 def _shift_of(node: Node, shifts: Sequence[_Shift], power: Node) -> _Shift | None:

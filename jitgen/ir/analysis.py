@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, Node, Shape, one_along, topological, walked
+from jitgen.ir.graph import Graph, Node, Shape, one_along, postorder, topological, walked
 from jitgen.ir.nodes import CAT, GATHER, IOTA, REDUCE, SORT, STRUCTURED, VIEW, Kind
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
@@ -100,24 +100,16 @@ def unrounded(node: Node, dtype: str, mover: Mover) -> Node:
 def sliced(node: Node, dim: int, start: Size, length: Size, mover: Mover, memo: dict[int, Node]) -> Node:
     """Slices ``node`` to [start, start + length) of ``dim``, with the nodes in ``memo`` replaced; the slices of its
     pointwise operands are added to ``memo``."""
-    stack = [node]
-    while stack:
-        top = stack[-1]
-        pointwise = top.kind.is_pointwise
-        waiting = [n for n in top.inputs if id(n) not in memo] if pointwise and id(top) not in memo else []
-        if waiting:
-            stack.extend(waiting)
+    for one in postorder([node], lambda one: one.inputs if one.kind.is_pointwise and id(one) not in memo else ()):
+        if id(one) in memo:
             continue
-        stack.pop()
-        if id(top) in memo:
-            continue
-        if top.kind.is_number:
-            memo[id(top)] = top
-        elif not pointwise:
-            memo[id(top)] = mover.slice(top, dim, start, length)
+        if one.kind.is_number:
+            memo[id(one)] = one
+        elif not one.kind.is_pointwise:
+            memo[id(one)] = mover.slice(one, dim, start, length)
         else:
-            shape = (*top.shape[:dim], length, *top.shape[dim + 1 :])
-            memo[id(top)] = mover.builder.like(top, [memo[id(n)] for n in top.inputs], shape)
+            shape = (*one.shape[:dim], length, *one.shape[dim + 1 :])
+            memo[id(one)] = mover.builder.like(one, [memo[id(child)] for child in one.inputs], shape)
     return memo[id(node)]
 
 

@@ -29,7 +29,7 @@ from jitgen.ir.body import (
 )
 from jitgen.ir.equations import LENGTHS_OF_GROUPS
 from jitgen.ir.gathers import to_iteration_space
-from jitgen.ir.graph import Movement, Node, Shape
+from jitgen.ir.graph import Movement, Node, Shape, postorder
 from jitgen.ir.nodes import (
     BITS,
     BLOCKED,
@@ -128,26 +128,14 @@ class BodyBuilder:
 
     def value(self, node: Node) -> int:
         """Returns the position of the instruction that computes ``node``; instructions for its inputs are emitted
-        before it.
-
-        A loop rather than a recursion, since a chain of operations may be longer than Python's stack is deep.
-        """
+        before it."""
         self._note_what_is_seen(node)
-        stack = [node]
-        while stack:
-            top = stack[-1]
-            if id(top) in self._positions:
-                stack.pop()
-                continue
-            waiting = [child for child in self._awaited(top) if id(child) not in self._positions]
-            if waiting:
-                stack.extend(reversed(waiting))
-            else:
-                position = self._lower(top)
-                if id(top) in self._seen:
-                    position = self._rounded(position, top.dtype, top.location)
-                self._positions[id(top)] = position
-                stack.pop()
+        for one in postorder([node], lambda one: () if id(one) in self._positions else self._awaited(one)):
+            if id(one) not in self._positions:
+                position = self._lower(one)
+                if id(one) in self._seen:
+                    position = self._rounded(position, one.dtype, one.location)
+                self._positions[id(one)] = position
         return self._positions[id(node)]
 
     def _awaited(self, node: Node) -> Sequence[Node]:

@@ -241,24 +241,32 @@ def topological(roots: Iterable[Node], leaves: Collection[Kind] = (), known: Con
         leaves: the kinds of nodes whose inputs are not followed.
         known: the ids of nodes whose inputs are not followed.
     """
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[Node | None] = [*reversed(list(roots))]
-    while stack:
-        node = stack.pop()
-        if node is None:  # what is below it has all its inputs in order
-            order.append(stack.pop())  # type: ignore[arg-type]
-        elif node not in seen:
-            seen.add(node)
-            if node.inputs and node.kind not in leaves and not (known and id(node) in known):
-                stack += (node, None)
-                stack.extend([child for child in reversed(node.inputs) if child not in seen])
-            else:
-                order.append(node)
-    return order
+    if not leaves and not known:
+        return [*postorder(roots, lambda node: node.inputs)]
+    return [*postorder(roots, lambda node: () if node.kind in leaves or id(node) in known else node.inputs)]
 
 
 Item = TypeVar("Item", bound=Hashable)
+
+
+def postorder(roots: Iterable[Item], below: Callable[[Item], Sequence[Item]]) -> Iterator[Item]:
+    """Yields ``roots``, and the nodes that ``below`` leads to; each once, and after those that it leads to.
+
+    A loop rather than a recursion, since a chain of operations may be longer than Python's stack is deep.
+    """
+    seen: set[Item] = set()
+    stack: list[Item | None] = [*reversed(list(roots))]
+    while stack:
+        node = stack.pop()
+        if node is None:  # all that the node below it leads to was yielded
+            yield stack.pop()  # type: ignore[misc]
+        elif node not in seen:
+            seen.add(node)
+            if following := below(node):
+                stack += (node, None)
+                stack.extend([other for other in reversed(following) if other not in seen])
+            else:
+                yield node
 
 
 def walked(roots: Iterable[Item], below: Callable[[Item], Iterable[Item]]) -> Iterator[Item]:

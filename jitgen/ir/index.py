@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from jitgen.ir.graph import Node, topological, walked
+from jitgen.ir.graph import Node, postorder, topological, walked
 
 
 class Index:
@@ -74,19 +74,13 @@ class Index:
 
     def behind(self, node: Node) -> int:
         """Returns ``node`` and the nodes that it is computed from, as ``set_of`` does."""
-        stack = [] if node in self._number else [node]
-        while stack:
-            top = stack[-1]
-            missing = [child for child in top.inputs if child not in self._number]
-            stack.extend(missing)
-            if not missing:
-                stack.pop()
-                number = self._number.setdefault(top, len(self._behind))
-                if number == len(self._behind):
-                    behind = 1 << number
-                    for child in top.inputs:
-                        behind |= self._behind[self._number[child]]
-                    self._behind.append(behind)
+        for one in postorder([node], lambda one: () if one in self._number else one.inputs):
+            if one not in self._number:
+                self._number[one] = number = len(self._behind)
+                behind = 1 << number
+                for child in one.inputs:
+                    behind |= self._behind[self._number[child]]
+                self._behind.append(behind)
         return self._behind[self._number[node]]
 
 

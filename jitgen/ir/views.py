@@ -25,7 +25,7 @@ from typing import Any
 
 from jitgen.errors import InternalError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Builder, Node, Shape, topological
+from jitgen.ir.graph import Builder, Node, Shape, postorder, topological
 from jitgen.ir.nodes import BLOCKS, DEQUANTIZE, REDUCE, VIEW
 from jitgen.ir.symbols import Scalar, Size
 
@@ -135,18 +135,10 @@ class Mover:
         if attrs[0] == "permute" and attrs[1] == tuple(range(len(shape))):
             return node
         self.step(node)
-        # A loop and not a recursion: a chain of pointwise nodes may be longer than Python's stack is deep.
-        stack = [node]
-        while stack:
-            top = stack[-1]
-            waiting = self._waiting(top, attrs, shape)
-            if waiting:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            key = (id(top), attrs, shape)
+        for one in postorder([node], lambda one: self._waiting(one, attrs, shape)):
+            key = (id(one), attrs, shape)
             if key not in self._done:
-                self._done[key] = self._move(top, attrs, shape)
+                self._done[key] = self._move(one, attrs, shape)
         return self._done[id(node), attrs, shape]
 
     def _waiting(self, node: Node, attrs: tuple[Any, ...], shape: Shape) -> list[Node]:
