@@ -203,8 +203,7 @@ def index_add(trace: Trace, input: Node, dim: int, index: Node, source: Node, *,
 @row("index_copy")
 def index_copy(trace: Trace, input: Node, dim: int, index: Node, source: Node) -> Node:
     require_index(index, "int64")
-    is_one = all(trace.guards.equal(size, 1) for size in index.shape)
-    if not source.shape and (len(input.shape) > 1 or not is_one):
+    if not source.shape and (len(input.shape) > 1 or not all(trace.guards.equal(size, 1) for size in index.shape)):
         raise ValueError(
             "a source without dimensions is copied to one element of a tensor of one dimension, as in torch"
         )

@@ -113,6 +113,39 @@ def test_a_number_of_rows_varies(tmp_path: Path) -> None:
     served(repeated, (x, WEIGHT, 7), [(x, WEIGHT, times) for times in (1, 2, 12, 33, 300)], tmp_path)
 
 
+def grouped(x: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[rows, width] by the matrix of each row's id; no guard says that there are as many ids as rows."""
+    order = ids.argsort(stable=True)
+    ends = F.one_hot(ids, weight.shape[0]).sum(0).cumsum(0).int()
+    products = F.grouped_mm(x[order], weight.mT, offs=ends)
+    return torch.zeros_like(products).index_copy(0, order, products)
+
+
+TOKENS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], Arguments]]] = {
+    "index_add": (
+        lambda x, ids, values: x.index_add(0, ids, values),
+        lambda n: (torch.randn(7, WIDTH), torch.arange(n) % 7, torch.randn(n, WIDTH)),
+    ),
+    "two of a token": (
+        lambda x, ids, y: x.index_add(0, ids.flatten(), y.repeat_interleave(2, 0)),
+        lambda n: (torch.randn(7, WIDTH), torch.arange(2 * n).view(n, 2) % 7, torch.randn(n, WIDTH)),
+    ),
+    "counts": (
+        lambda ids: torch.zeros(6).scatter_add(0, ids, torch.ones_like(ids, dtype=torch.float32)),
+        lambda n: (torch.arange(n) % 6,),
+    ),
+    "experts": (grouped, lambda n: (torch.randn(n, 32), torch.arange(n) % 6, torch.randn(6, 16, 32))),
+    "gradient of a bias": (lambda gradient: gradient.sum(0), lambda n: (torch.randn(n, WIDTH),)),
+}
+"""Functions of arguments that share a number of tokens, which is no size of the result, or of none alone."""
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_tokens_that_arguments_share(name: str, tmp_path: Path) -> None:
+    function, arguments = TOKENS[name]
+    served(function, arguments(5), [arguments(tokens) for tokens in (1, 2, 300)], tmp_path)
+
+
 def test_what_a_number_fixes_is_said(tmp_path: Path) -> None:
     """The rows of ``mask`` are as many as those of ``x`` and the number together: no size varies alone."""
 

@@ -13,4 +13,10 @@ from jitgen.families.deferred import deferred, family_in
 
 NAME = "scatter"
 
-FAMILY = family_in(__name__, NAME, decide=deferred(__name__, "by_pairs.decide"), work=deferred(__name__, "layout.work"))
+FAMILY = family_in(
+    __name__,
+    NAME,
+    decide=deferred(__name__, "by_pairs.decide"),
+    work=deferred(__name__, "layout.work"),
+    buckets=deferred(__name__, "by_pairs.buckets"),
+)

@@ -8,17 +8,18 @@ share the answer. A value that another one replaces gets the index ``LEFT_OUT``,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.family import Partition, Question
+from jitgen.families.family import Partition, Question, SizeBuckets
 from jitgen.families.scatter import by_element
 from jitgen.ir import symbols
 from jitgen.ir.analysis import one_of, varying_dims
-from jitgen.ir.graph import Node
-from jitgen.ir.nodes import GATHER
+from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.nodes import GATHER, SCATTER
 from jitgen.ir.program import Decision
 from jitgen.ir.scatters import LEFT_OUT
 
@@ -47,6 +48,25 @@ class Pairs(Question):
 def decide(question: Any, device: Device) -> Decision:
     """Returns the answer to a question of this family; see ``Family.decide``."""
     return question.decide(device) if isinstance(question, Pairs) else by_element.decide(question, device)
+
+
+def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
+    """Returns how many values of each scatter of ``graph`` may choose one element, such as the tokens of an
+    ``index_add``, and up to how many they are walked, or compared in pairs."""
+    buckets_ = []
+    for node in topological(graph.results):
+        if node.kind is SCATTER:
+            value = node.inputs[1]
+            walked = [dim for dim in range(len(value.shape)) if dim not in node.attrs.coordinates]
+            ends = {by_element.SHORT_WALK} if device.is_gpu else set()
+            if node.attrs.kind == "set":
+                others = frozenset().union(*map(varying_dims, node.inputs[2:])).difference(walked)
+                rest = symbols.evaluate(symbols.product(value.shape[dim] for dim in others), environment)
+                ends.add(math.isqrt(MOST_PAIRS[device.is_gpu] // max(rest, 1)))
+            # The last of several dimensions is the length of a row, and not how many there are.
+            rows = [dim for dim in walked if dim < len(value.shape) - 1 or dim == 0]
+            buckets_.append(SizeBuckets(symbols.product(value.shape[dim] for dim in rows), tuple(sorted(ends))))
+    return buckets_
 
 
 def with_last_values(node: Node, partition: Partition, family: str) -> Node | None:

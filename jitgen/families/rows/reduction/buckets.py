@@ -39,7 +39,8 @@ from jitgen.spec import digest
 
 def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[SizeBuckets]:
     """Returns the number of rows of each reduction of ``graph``, and where a schedule on a GPU changes with it; on a
-    CPU also the length of a row."""
+    CPU also the length of a row. What is reduced before the last dimension, such as the tokens of a bias' gradient,
+    varies too."""
     buckets_ = []
     for node in topological(graph.results):
         if node.kind is REDUCE:
@@ -50,6 +51,8 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             ends = row_buckets(length, are_columns(node), occupancy(device.model)) if device.is_gpu else ()
             ends = tuple(sorted({*ends, *_chunk_ends(node, length, blocks_per_row(device))}))
             buckets_.append(SizeBuckets(rows, ends, node=node))
+            if leading := [shape[dim] for dim in reduced if dim < len(shape) - 1]:
+                buckets_.append(SizeBuckets(symbols.product(leading), node=node))
             if not device.is_gpu:
                 buckets_.append(SizeBuckets(elements, CPU_ROW_ENDS, varies=False, node=node))
     return buckets_
