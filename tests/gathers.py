@@ -33,7 +33,7 @@ READS: dict[str, Function] = {
     "gather of few": lambda x, rows, many: x.gather(0, many[:2, :1] % x.shape[0]),
     "gather along the last": lambda x, rows, many: x.gather(-1, many % x.shape[2]),
     "take": lambda x, rows, many: x.take(many.long() - 1),
-    "take_along_dim": lambda x, rows, many: x.take_along_dim(many[:, :1].long() % x.shape[1] - x.shape[1], 1),
+    "take_along_dim": lambda x, rows, many: x.take_along_dim(many[:, :1].long() * 5 - 7, 1),
     "a vector": lambda x, rows, many: x[rows.flatten()],
     "from the end": lambda x, rows, many: x[rows - x.shape[0]],
     "two": lambda x, rows, many: x[rows, rows[:1] % x.shape[1]],

@@ -163,14 +163,15 @@ def take(trace: Trace, input: Node, index: Node) -> Node:
 def take_along_dim(trace: Trace, input: Node, indices: Node, dim: Any = None) -> Node:
     require_index(indices, "int64")
     if dim is None:
-        return take(trace, input, flatten(trace, indices))
+        return _gather(trace, flatten(trace, input), 0, flatten(trace, indices))
     if len(input.shape) != len(indices.shape):
         raise ValueError(f"input has {len(input.shape)} dimensions, indices have {len(indices.shape)}")
     at = dimension(input, dim)
     common = broadcast_shapes(trace, *((*node.shape[:at], 1, *node.shape[at + 1 :]) for node in (input, indices)))
     source = expand(trace, input, (*common[:at], input.shape[at], *common[at + 1 :]))
     index = expand(trace, indices, (*common[:at], indices.shape[at], *common[at + 1 :]))
-    return _gather(trace, source, at, from_end(trace, index, input.shape[at]))
+    size = trace.builder.scalar(input.shape[at], "int64")
+    return _gather(trace, source, at, pointwise(trace, "remainder", index, size))  # as in torch, which wraps every index
 
 
 @row("one_hot")

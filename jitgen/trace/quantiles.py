@@ -20,7 +20,8 @@ INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 def _at(row: Tensor, index: Tensor) -> Tensor:
     """Reads the element of each row at ``index`` (..., 1), which is in the row; a 0-d ``index`` serves every row."""
     index = index if index.dim() else index.reshape([1] * row.dim())
-    return torch.take_along_dim(row, index, -1)
+    index, _ = torch.broadcast_tensors(index, row[..., :1])
+    return row.expand(*index.shape[:-1], row.shape[-1]).gather(-1, index)
 
 
 def _rows(input: Tensor, dim: Any) -> Tensor:

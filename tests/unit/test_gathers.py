@@ -80,6 +80,7 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {
     "scatter": (lambda i, x: x.scatter(1, i[:, None].expand(-1, 2), 1.0), 1, -1),
     "index_put": (lambda i, x: x.index_put((i,), x[: i.shape[0]]), 0, None),
     "one_hot": (lambda i, x: F.one_hot(i, 6), None, -1),
+    "take_along_dim of all": (lambda i, x: torch.take_along_dim(x, i), None, -1),
     "nll_loss": (lambda i, x: F.nll_loss(x[: i.shape[0]], i), 1, -1),
 }
 """A function of indices and a tensor (6, 6), and what is out of range at the end and, if anything, before zero."""
