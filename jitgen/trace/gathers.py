@@ -170,8 +170,8 @@ def take_along_dim(trace: Trace, input: Node, indices: Node, dim: Any = None) ->
     common = broadcast_shapes(trace, *((*node.shape[:at], 1, *node.shape[at + 1 :]) for node in (input, indices)))
     source = expand(trace, input, (*common[:at], input.shape[at], *common[at + 1 :]))
     index = expand(trace, indices, (*common[:at], indices.shape[at], *common[at + 1 :]))
-    size = trace.builder.scalar(input.shape[at], "int64")
-    return _gather(trace, source, at, pointwise(trace, "remainder", index, size))  # as in torch, which wraps every index
+    size = trace.builder.scalar(input.shape[at], "int64")  # by which torch wraps every index
+    return _gather(trace, source, at, pointwise(trace, "remainder", index, size))
 
 
 @row("one_hot")
