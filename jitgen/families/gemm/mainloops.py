@@ -17,7 +17,7 @@ others, and the unions of all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -207,6 +207,10 @@ class WgmmaDense(WgmmaMainloop):
         *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged", "run"),
         *("swapped", "blocks", "other_multicast", "x_transposed", "scaled", "in_pairs"),
     )
+    defaults: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("swapped", "x_transposed", "scaled", "in_pairs"), "false"),
+        **dict.fromkeys(("blocks", "other_multicast"), "1"),
+    }
     block_k: ClassVar[int] = CHUNK
     down: int
     across: int
@@ -226,11 +230,9 @@ class WgmmaDense(WgmmaMainloop):
         return (self,)
 
     def members(self, **facts: bool | int | str) -> list[Member]:
-        """Returns the members of ``struct Config``, without those that it may leave out where they say nothing."""
-        left_out = {name for name in ("x_transposed", "scaled", "in_pairs") if not facts[name]}
-        if not (self.swapped or self.blocks > 1 or self.other_multicast > 1):
-            left_out |= {"swapped", "blocks", "other_multicast"}
-        return [member for member in super().members(**facts) if member.name not in left_out]
+        """Returns the members of ``struct Config``, without those that have the values of the header's
+        ``DenseDefaults``."""
+        return [member for member in super().members(**facts) if self.defaults.get(member.name) != member.value]
 
     @property
     def block_m(self) -> int:

@@ -52,7 +52,7 @@ class Problem:
     Attributes:
         rows: the upper end of the call's bucket of M, so that a rule cannot distinguish two calls of one bucket; for
             the last bucket ``MOST_ROWS``.
-        fewest_rows: the lower end of the bucket.
+        fewest_rows, fewest_matrices: the lower ends of the buckets.
         columns: N of each region.
         length: K.
         bodies: the regions. Their contractions agree in everything but the weight and its N.
@@ -73,6 +73,7 @@ class Problem:
     device: Device
     matrices: int = 1
     fewest_rows: int = 1
+    fewest_matrices: int = 1
     group_count: int = 1
 
     @property
@@ -164,6 +165,7 @@ def problem(
         device=device,
         matrices=next((end for end in MATRIX_BUCKETS if matrices <= end), 2 * MATRIX_BUCKETS[-1]),
         fewest_rows=1 if device.batch_invariant or first.grouping else fewest_rows(rows),
+        fewest_matrices=1 + max((end for end in MATRIX_BUCKETS if end < matrices), default=0),
         group_count=max(1, first.group_count),
     )
 

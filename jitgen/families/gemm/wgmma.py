@@ -109,10 +109,10 @@ def for_launch(
     """Returns the tiling that is estimated to be the fastest for one launch on ``chip``, and how many blocks share its
     K."""
     contractions, first = bodies[0].contractions, geometries[0]
-    if first.matrices > 1 or first.grouping or not first.elements:
+    if first.grouping or not first.elements:
         return WgmmaLaunch(schedule.tilings[0], 0, schedule.tilings[0].cluster_k_splits)
     weights = weights_of(contractions, [geometry.columns for geometry in geometries], first.length, chip)
-    estimates = [estimate(tiling, first.rows, weights) for tiling in schedule.tilings]
+    estimates = [estimate(tiling, first.rows, weights, first.matrices) for tiling in schedule.tilings]
     number = min(range(len(estimates)), key=lambda index: estimates[index][1])
     tiling = schedule.tilings[number]
     # With multicast a cluster always has all its blocks.

@@ -71,6 +71,8 @@ WIDEST_PROMOTED = 160
 ROW_STEP = 1.15
 """How many times the rows before are the next rows of a bucket for which tiles are compared, at most: which tiles leave
 few multiprocessors idle changes that soon."""
+BATCHES, BATCH_ROW_STEP = 3, 1.4
+"""Numbers of products of a batch's bucket for which tiles are compared, and ``ROW_STEP`` of a batch."""
 MOST_ROUNDS = 2.1
 """Tiles of a range of K for each block that is resident at once, up to which K is split into ranges."""
 COMPLEMENTARY = 8
@@ -95,6 +97,7 @@ class Weights:
         promoted: whether the sums of a stage are added to the others outside of wgmma, as those of 8-bit floats are.
         in_blocks: whether these sums have scales of blocks, of 128 columns.
         quantises: whether the result is quantised in blocks of 128 columns, which a warpgroup has whole.
+        batch: the fewest and the most products of these sizes that a kernel computes.
     """
 
     columns: tuple[int, ...]
@@ -109,6 +112,7 @@ class Weights:
     promoted: bool = False
     in_blocks: bool = False
     quantises: bool = False
+    batch: tuple[int, int] = (1, 1)
 
     @property
     def dense(self) -> bool:
@@ -146,13 +150,13 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
 def _gaining(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> WgmmaTiling:
     if tiling.cluster_k_splits == 1:
         return tiling
-    splits = max(estimate(tiling, rows, weights)[0] for rows in _sampled(fewest, most))
+    splits = max(estimate(tiling, rows, weights, count)[0] for rows, count in _sampled(fewest, most, weights))
     return replace(tiling, cluster_k_splits=splits)
 
 
 def cost(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weights: Weights) -> float:
-    """Estimates the time in microseconds of the best of ``tilings`` for each number of rows, by the geometric mean over
-    rows from ``fewest`` to ``most``."""
+    """Estimates the time in microseconds of the best of ``tilings`` for each number of rows, and of products of a batch,
+    by the geometric mean over rows from ``fewest`` to ``most``."""
     estimates = [times(tiling, fewest, most, weights) for tiling in tilings]
     return math.exp(sum(math.log(min(column)) for column in zip(*estimates, strict=True)) / len(estimates[0]))
 
@@ -161,7 +165,7 @@ def complementary(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weight
     """Returns ``COMPLEMENTARY`` of ``tilings``: the best for rows from ``fewest`` to ``most``, and each time that with
     which the best for each number of rows is the fastest."""
     left = {tiling: [math.log(time) for time in times(tiling, fewest, most, weights)] for tiling in tilings}
-    least = [math.inf] * len(_sampled(fewest, most))
+    least = [math.inf] * len(_sampled(fewest, most, weights))
     chosen: list[WgmmaTiling] = []
     while left and len(chosen) < COMPLEMENTARY:
         chosen.append(min(left, key=lambda tiling: sum(map(min, left[tiling], least))))
@@ -171,22 +175,24 @@ def complementary(tilings: Sequence[WgmmaTiling], fewest: int, most: int, weight
 
 @functools.lru_cache(maxsize=4096)
 def times(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> tuple[float, ...]:
-    """Estimates the time of ``tiling`` in microseconds, for each of the sampled rows."""
-    return tuple(estimate(tiling, rows, weights)[1] for rows in _sampled(fewest, most))
+    """Estimates the time of ``tiling`` in microseconds, for each of the sampled sizes."""
+    return tuple(estimate(tiling, rows, weights, count)[1] for rows, count in _sampled(fewest, most, weights))
 
 
-def _sampled(fewest: int, most: int) -> list[int]:
-    """Returns the numbers of rows of a bucket for which tiles are compared, each at most ``ROW_STEP`` times the one
-    before."""
-    return sampled_rows(fewest, most, max(2, 1 + math.ceil(math.log(most / fewest, ROW_STEP))))
+def _sampled(fewest: int, most: int, weights: Weights) -> list[tuple[int, int]]:
+    """Returns the numbers of rows, and of products of a batch, for which tiles are compared: rows of a bucket, each at
+    most ``ROW_STEP`` times the one before, or of a batch ``BATCH_ROW_STEP``."""
+    step = ROW_STEP if weights.batch == (1, 1) else BATCH_ROW_STEP
+    rows = sampled_rows(fewest, most, max(2, 1 + math.ceil(math.log(most / fewest, step))))
+    return [(count, products) for products in sampled_rows(*weights.batch, BATCHES) for count in rows]
 
 
-def estimate(tiling: WgmmaTiling, rows: int, weights: Weights) -> tuple[int, float]:
+def estimate(tiling: WgmmaTiling, rows: int, weights: Weights, products: int = 1) -> tuple[int, float]:
     """Returns how many blocks of a cluster should share K, at most ``tiling.cluster_k_splits``, and the estimated time
-    of a kernel that has the device for itself, in microseconds."""
+    of a kernel of so many products that has the device for itself, in microseconds."""
     if isinstance(tiling, WgmmaQuantized):
         return _estimate_quantized(tiling, rows, weights)
-    return _estimate_dense(tiling, rows, weights)
+    return _estimate_dense(tiling, rows, weights, products=products)
 
 
 MOST_CODE_SUMS = {(2, 1): 128, (3, 1): 64, (4, 1): 32, (1, 2): 128, (1, 3): 32}
@@ -545,11 +551,13 @@ _GROUPED_BYTES = (
 def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
     dense: tuple[WgmmaDense, ...] = (*_DENSE, *_DENSE_OF_MANY_ROWS) if rows > FEW_TOKENS[-1] else _DENSE
     is_one = len(weights.columns) == weights.contractions == 1
-    if rows > FEW_TOKENS[-1] and is_one and not weights.transposed and not weights.x_transposed:
+    if rows > FEW_TOKENS[-1] and is_one:
         dense += ARRANGED
     of_bytes: tuple[WgmmaDense, ...] = _PROMOTED if weights.promoted else _BYTES
     if weights.quantises and weights.contractions > 1:
         of_bytes = _QUANTISING_TWO
+    if weights.batch != (1, 1):
+        dense, of_bytes = tuple(dict.fromkeys((*dense, *_BATCHED))), _BATCHED_BYTES
     table = dense if weights.item == 2 else of_bytes
     return [_splitting(tiles, weights) for tiles in _fitting(table, rows, weights)]
 
@@ -570,11 +578,6 @@ def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
         return tiles
     splits = tiles.multicast if tiles.multicast > 1 else max(weights.chip.resident_clusters)
     return replace(tiles, cluster_k_splits=splits)
-
-
-def batched_candidates(rows: int, weights: Weights) -> list[WgmmaDense]:
-    """Lists the tiles that a kernel for a batch of x of these rows can have."""
-    return _fitting(_BATCHED if weights.item == 2 else _BATCHED_BYTES, rows, weights)
 
 
 def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
@@ -601,21 +604,30 @@ def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[W
 
 
 def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
+    # Of the matrix that gives a tile its rows, and of the other one.
+    tall, crossed, others_crossed = rows, weights.x_transposed, weights.transposed
+    tall_shares, wide_shares = tiles.shares
     if tiles.swapped:
-        one = len(weights.columns) == weights.contractions == 1 and not weights.transposed
-        return one and sum(weights.columns) > tiles.height - 64
-    if rows <= tiles.height - 64 or (weights.x_transposed and tiles.height % (64 * tiles.shares[0])):
+        if len(weights.columns) * weights.contractions > 1:
+            return False
+        tall, crossed, others_crossed = sum(weights.columns), weights.transposed, weights.x_transposed
+        tall_shares, wide_shares = wide_shares, tall_shares
+    if tall <= tiles.height - 64 or (crossed and tiles.height % (64 * tall_shares)):
         return False
     width = tiles.columns // tiles.across
     if weights.in_blocks and BLOCK % width and width % BLOCK:
         return False
     if weights.quantises and width % BLOCK:
         return False
-    unit = (64 if weights.transposed else 16) * max(tiles.across, tiles.shares[1])
-    return tiles.columns // tiles.across in WGMMA_SIZES and tiles.columns % unit == 0
+    if tiles.swapped and not others_crossed:  # pieces of such a tile may overlap
+        return width in WGMMA_SIZES
+    unit = (64 if others_crossed else 16) * max(tiles.across, wide_shares)
+    return width in WGMMA_SIZES and tiles.columns % unit == 0
 
 
-def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Groups | None = None) -> tuple[int, float]:
+def _estimate_dense(
+    tiles: WgmmaDense, rows: int, weights: Weights, groups: Groups | None = None, products: int = 1
+) -> tuple[int, float]:
     of_bytes = weights.item == 1
     fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
     many = weights.promoted and not tiles.pingpong and rows > MEDIUM_ROWS
@@ -629,7 +641,7 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
     across = sum(-(-n // (tiles.columns * x_shares)) * x_shares for n in wide)
     band = height * weight_shares
     down = -(-tall // band) if groups is None else math.ceil(groups.tiles(band))
-    items = down * weight_shares * across * tiles.k_splits
+    items = products * down * weight_shares * across * tiles.k_splits
     columns = weights.columns if weights.transposed else (weights.length,)
     x_lines = fit.across_lines if _across_lines(weights.item, rows if weights.x_transposed else weights.length) else 1.0
     weight_lines = fit.across_lines if _across_lines(weights.item, *columns) else 1.0
@@ -645,12 +657,13 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
     # A warpgroup without rows of x multiplies nothing. Where blocks have several tiles, few of these are the last ones.
     several = items > weights.chip.multiprocessors and not tiles.pingpong and not of_bytes
     live = -(-tall // 64) * 64 / -(-tall // height) if several else height
-    products = live * width / 32 * fit.product
+    wgmmas = live * width / 32 * fit.product
     if weights.promoted:
-        products *= PROMOTED_PINGPONG if tiles.pingpong else 1.0 if many else PROMOTED_PRODUCT
-        products += slices(tiles.columns // tiles.across) * tiles.blocks * PROMOTED_TURN if many else 0
+        wgmmas *= PROMOTED_PINGPONG if tiles.pingpong else 1.0 if many else PROMOTED_PRODUCT
+        wgmmas += slices(tiles.columns // tiles.across) * tiles.blocks * PROMOTED_TURN if many else 0
     matrices = 1.0 if groups is None else groups.used
-    in_l2 = (rows + matrices * sum(weights.columns)) * weights.length * weights.item <= weights.chip.l2_bytes
+    read = products * (rows + matrices * sum(weights.columns)) * weights.length * weights.item
+    in_l2 = read <= weights.chip.l2_bytes
     missing = fit.l2_bytes if many else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES
     copies = fetched / (fit.l2_bytes if in_l2 else missing)
     least = fit.least[tiles.cluster.bit_length() - 1]
@@ -662,17 +675,17 @@ def _estimate_dense(tiles: WgmmaDense, rows: int, weights: Weights, groups: Grou
         wait = fit.wait + split * fit.split_wait
         wait += (tiles.cluster > 1) * fit.shared_wait + (tiles.blocks > 1) * TALL_WAIT
         wait += (tiles.resident > 1) * fit.resident_wait
-        cycles = max(products * sharing, copies * sharing, least)
+        cycles = max(wgmmas * sharing, copies * sharing, least)
         return ((cycles if tiles.pingpong else max(cycles, alone)) + wait) / weights.chip.microsecond_cycles
 
     def epilogue(sharing: int) -> float:
         area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
         return lines * area * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
 
-    moved = _moved(rows, weights, weights.bits, tiles.k_splits, groups)
+    moved = products * _moved(rows, weights, weights.bits, tiles.k_splits, groups)
     times = Times(fit, chunks, chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
-        last = max(products / fit.product * (fit.last_product or fit.product), copies, least)
+        last = max(wgmmas / fit.product * (fit.last_product or fit.product), copies, least)
         wait = fit.wait + (tiles.cluster > 1) * fit.shared_wait
         return 1, times.pingpong(weights.chip, items, tiles.cluster, (last + wait) / weights.chip.microsecond_cycles)
     if tiles.cluster > tiles.cluster_k_splits:
@@ -693,7 +706,7 @@ def _across_lines(item: int, *widths: int) -> bool:
 
 
 def batched_microseconds(tiles: WgmmaDense, rows: int, matrices: int, weights: Weights) -> float:
-    """Estimates the time of a batch, in microseconds."""
+    """Estimates the time of groups of so many rows each, in microseconds."""
     (columns,), chip = weights.columns, weights.chip
     height, width = tiles.block_m, tiles.columns * weights.contractions
     items = matrices * -(-rows // height) * -(-columns // tiles.columns)

@@ -197,8 +197,6 @@ def _wgmma_tilings(problem: Problem) -> Sequence[WgmmaTiling]:
     weights = _weights(problem)
     if problem.grouping:
         return wgmma_tiles.grouped_candidates(problem.rows, weights)
-    if problem.matrices > 1:
-        return wgmma_tiles.batched_candidates(problem.rows, weights)
     tilings = wgmma_tiles.candidates(*_row_range(problem), weights)
     if problem.rows > STAGGERED_ROWS or not _camping(problem):
         return tilings
@@ -213,7 +211,7 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
         tilings = [replace(tiling, cluster_k_splits=1) for tiling in tilings if tiling.multicast == 1]
     fitted = [_with_wgmma_stages_that_fit(tiling, problem) for tiling in tilings]
-    if problem.matrices > 1 or problem.grouping or problem.device.batch_invariant:
+    if problem.grouping or problem.device.batch_invariant:
         return fitted
     sizes = (*_row_range(problem), _weights(problem))
     best = wgmma_tiles.complementary(fitted, *sizes)
@@ -223,8 +221,7 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
 
 
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
-    """Estimates the time in microseconds: by the geometric mean over the rows of the bucket, and of a batch for the
-    bucket's last row. It is 0 for mainloops without a model, of which the first candidate is taken: where ``mma`` has
+    """Estimates the time in microseconds: by the geometric mean over the rows of the bucket. It is 0 for mainloops without a model, of which the first candidate is taken: where ``mma`` has
     two, for many rows of x, the second is for less shared memory."""
     if isinstance(candidate, MmaQuantized | MmaRows):
         return cuda_streams.cost(problem, candidate) if candidate.tokens <= STREAMED_ROWS else 0.0
@@ -237,9 +234,6 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     if problem.grouping:
         assert isinstance(candidate, WgmmaMainloop)
         return wgmma_tiles.grouped_microseconds(candidate, problem.divisions, _weights(problem))
-    if problem.matrices > 1:
-        assert isinstance(candidate, WgmmaDense)
-        return wgmma_tiles.batched_microseconds(candidate, problem.rows, problem.matrices, _weights(problem))
     estimated = wgmma_tiles.cost(candidate.tilings, *_row_range(problem), _weights(problem))
     return estimated * WORTH_AN_ENTRY ** (len(candidate.tilings) - 1)
 
@@ -250,7 +244,8 @@ def _weights(problem: Problem) -> wgmma_tiles.Weights:
     x_transposed = first.activation is not None and kinds[first.activation] == "outer"
     sizes = (problem.columns, problem.length, problem.device.model)
     weights = wgmma.weights_of(problem.contractions, *sizes, transposed, x_transposed)
-    return replace(weights, quantises=True) if problem.bodies[0].has_blocks else weights
+    batch = (1, 1) if problem.grouping else (problem.fewest_matrices, problem.matrices)
+    return replace(weights, quantises=problem.bodies[0].has_blocks, batch=batch)
 
 
 def _with_stages_that_fit(candidate: BlockSchedule, problem: Problem) -> BlockSchedule:

@@ -10,6 +10,7 @@ namespace jitgen {
 struct OneMatrix {
   static constexpr bool several = false, grouped = false;
   JITGEN_DEVICE int matrices() const { return 1; }
+  JITGEN_DEVICE OneMatrix swapped() const { return *this; }
 };
 // `count` products in two batch dimensions, the inner one of size `inner`. A walk says for each dimension whether an
 // operand has a matrix for each index (1), or the same one for all (0).
@@ -22,6 +23,8 @@ struct MatrixBatch {
   int count, inner;
   MatrixWalk x, weights[contractions];
   JITGEN_DEVICE int64_t matrices() const { return count; }  // times tiles it can exceed 32 bits
+  // The same where x and the weight change places.
+  JITGEN_DEVICE MatrixBatch swapped() const { return {count, inner, weights[0], {x}}; }
 };
 
 // Rows that belong to `groups` matrices of weights, one group's after another's (gemm_groups.cuh). Tensor maps of dense

@@ -11,7 +11,7 @@
 //
 // How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
 //
-//   struct Config { ... };                  // as gemm_wgmma_dense_shape.cuh explains
+//   struct Config : jitgen::DenseDefaults { ... };  // as gemm_wgmma_dense_shape.cuh explains
 //   using Shape = jitgen::DenseShape<Config>;
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
 //   entry(const __grid_constant__ jitgen::TensorMap x, const __grid_constant__ jitgen::TensorMap w, ...) {
@@ -110,8 +110,8 @@ struct DenseKernel {
   // shares them with others. The last copy of a weight may overlap the one before it.
   static constexpr int x_share = Shape::rows / Shape::x_shares;
   static constexpr int x_box = Shape::x_transposed ? 64 : x_share, x_boxes = Shape::rows / x_box;
-  static constexpr int weight_box = Config::transposed ? 64 : Shape::weight_piece;
-  static constexpr int weight_boxes = Config::transposed ? Config::columns / 64 : Shape::weight_shares;
+  static constexpr int weight_box = Shape::transposed ? 64 : Shape::weight_piece;
+  static constexpr int weight_boxes = Shape::transposed ? Config::columns / 64 : Shape::weight_shares;
   static JITGEN_DEVICE int weight_box_at(int box) { return smaller(box * weight_box, Config::columns - weight_box); }
   // Where a copy begins that would begin at `from`. One that is all beyond its matrix of `size` rows takes other rows, of
   // which nothing is stored: the copy engine is slower to write zeros than to read. (Every stage has all of its copies,
@@ -214,7 +214,7 @@ struct DenseKernel {
     const int first = weight_box_at(box), k = chunk * Shape::depth;
     const int n = copied_from(tile.column + first, weight_box, columns_of(regions, tile.region));
     const uint32_t to = weight_at(stage, contraction) + first * 128;
-    const int column = Config::transposed ? n : k, line = Config::transposed ? k : n;
+    const int column = Shape::transposed ? n : k, line = Shape::transposed ? k : n;
     if constexpr (Batch::several) {
       copy_of_matrix(to, map, column, line, full(stage), mask, shared, matrix, batch.weights[contraction]);
     } else {
@@ -280,12 +280,12 @@ struct DenseKernel {
         for (int b = 0; b < blocks; ++b) {
           const uint64_t of_block = a + b * (8192 / 16) + step * (left ? 128 : 2);
           const uint64_t weight =
-              Config::transposed ? descriptor_transposed(at, 8192) + step * 128 : descriptor_k_major(at) + step * 2;
+              Shape::transposed ? descriptor_transposed(at, 8192) + step * 128 : descriptor_k_major(at) + step * 2;
           const int adds = add || step > 0;
           if constexpr (left) {
-            Multiply::template shared<Config::transposed, 1>(acc[c][b], of_block, weight, adds);
+            Multiply::template shared<Shape::transposed, 1>(acc[c][b], of_block, weight, adds);
           } else {
-            Multiply::template shared<Config::transposed>(acc[c][b], of_block, weight, adds);
+            Multiply::template shared<Shape::transposed>(acc[c][b], of_block, weight, adds);
           }
         }
       }
@@ -815,18 +815,18 @@ struct DenseKernel {
       for (; walk.item < items; walk.next()) {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
-        TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
+        TilePlace tile = place(item, walk.split() ? walk.tile : rank, column_tiles);
         const int matrix = matrix_of<Shape::rows, Shape::weight_shares>(batch, tile, batch_number, rows).number;
-        const bool split = Config::most_splits > 1 && walk.split;
+        const int begin = walk.split() ? from : range.first(item), end = walk.split() ? to : range.last(item);
         if (threadIdx.x == Shape::consumers) {
-          produce(matrix, tile, split ? from : range.first(item), split ? to : range.last(item), split, ring);
+          produce(matrix, tile, begin, end, walk.split(), ring);
         }
         if constexpr (Scales::any) {
           if (threadIdx.x / 32 == Shape::consumers / 32 + 1) {
-            produce_scales(matrix, tile, split ? from : range.first(item), split ? to : range.last(item), ring);
+            produce_scales(matrix, tile, begin, end, ring);
           }
         }
-        if (walk.split) {
+        if (walk.split()) {
           __syncwarp();
           cluster_sync("sums of the cluster's blocks");
           cluster_sync("sums of the cluster's blocks");
@@ -840,23 +840,23 @@ struct DenseKernel {
       for (; walk.item < items; walk.next()) {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
-        TilePlace tile = place(item, walk.split ? walk.tile : rank, column_tiles);
+        TilePlace tile = place(item, walk.split() ? walk.tile : rank, column_tiles);
         const MatrixRows matrix = matrix_of<Shape::rows, Shape::weight_shares>(batch, tile, batch_number, rows);
         const bool follows = walk.item != first, followed = walk.after() < items;
         Sums acc;
-        const int begin = walk.split ? from : range.first(item), end = walk.split ? to : range.last(item);
-        consume(acc, tile, begin, end, walk.split, ring, follows, followed, matrix);
+        const int begin = walk.split() ? from : range.first(item), end = walk.split() ? to : range.last(item);
+        consume(acc, tile, begin, end, walk.split(), ring, follows, followed, matrix);
         if constexpr (Batch::grouped) {
           if (matrix.number == batch.groups) clear(acc);  // whatever x has there
           if constexpr (Batch::scaled) {
-            finish_tile(epilogue.at(smaller(matrix.number, batch.groups - 1)), tile, acc, walk.split, matrix.end, followed);
+            finish_tile(epilogue.at(smaller(matrix.number, batch.groups - 1)), tile, acc, walk.split(), matrix.end, followed);
           } else {
-            finish_tile(epilogue, tile, acc, walk.split, matrix.end, followed);
+            finish_tile(epilogue, tile, acc, walk.split(), matrix.end, followed);
           }
         } else if constexpr (Batch::several) {
-          finish_tile(epilogue.at(matrix.number), tile, acc, walk.split, rows, followed);
+          finish_tile(epilogue.at(matrix.number), tile, acc, walk.split(), rows, followed);
         } else {
-          finish_tile(epilogue, tile, acc, walk.split, rows, followed);
+          finish_tile(epilogue, tile, acc, walk.split(), rows, followed);
         }
         Order::skip(walk, ring, chunks);
       }
@@ -907,9 +907,9 @@ JITGEN_DEVICE void gemm_wgmma_dense(
     const TensorMap& x, int rows, int depth, const DenseRegion<Config::contractions> (&regions)[Config::regions],
     const Epilogue& epilogue, const Batch& batch = Batch(), const Scales& scales = Scales()) {
   if constexpr (DenseShape<Config>::swapped) {
-    static_assert(!Batch::several && !Scales::any, "one product is swapped");
+    static_assert(!Batch::grouped && !Scales::any, "one product of a matrix or of each pair of a batch is swapped");
     const DenseRegion<Config::contractions> swapped[] = {{{&x}, rows}};
-    run_wgmma_dense<Config>(*regions[0].weights[0], regions[0].columns, depth, swapped, epilogue, batch, scales);
+    run_wgmma_dense<Config>(*regions[0].weights[0], regions[0].columns, depth, swapped, epilogue, batch.swapped(), scales);
   } else {
     run_wgmma_dense<Config>(x, rows, depth, regions, epilogue, batch, scales);
   }

@@ -1,7 +1,7 @@
 // What the dense mainloop on wgmma (gemm_wgmma_dense.cuh) is compiled for: a Config, the shape of a block that follows from
 // it, the regions and scales that a launch passes, and where an epilogue stages columns in shared memory.
 //
-//   struct Config {
+//   struct Config : jitgen::DenseDefaults {
 //     using Element = jitgen::bfloat16;       // of x and the weights: bfloat16, float16 or a Bytes (wgmma_bytes.cuh)
 //     static constexpr int down = 2;          // consumer warpgroups along M
 //     static constexpr int across = 1;        // consumer warpgroups along N
@@ -28,20 +28,18 @@
 //                                             // of 16 bits are a whole line of memory, or 32
 //     static constexpr int run = 8;           // neighbouring columns of one call of the epilogue: 8, or 4 where all
 //                                             // results have four bytes, so that lanes store without gaps
-//     // The next three may be left out together:
-//     static constexpr bool swapped = false;  // whether x and the weight change places: the rows of a tile are then those
+//     // The others have the values of DenseDefaults where a Config says none:
+//     static constexpr bool swapped = true;   // whether x and the weight change places: the rows of a tile are then those
 //                                             // of the weight and its columns those of x, so that a tile has any of
-//                                             // wgmma's n's of x's rows. Of one region, contraction and matrix, and
-                                             // with most_splits = 1
-//     static constexpr int blocks = 1;        // blocks of 64 rows of a warpgroup; 1 with pingpong
-//     static constexpr int other_multicast = 1;  // blocks that share the tile of the other operand: with it a cluster is a
+//                                             // wgmma's n's of x's rows. Of one region and contraction, of no groups,
+//                                             // and with most_splits = 1
+//     static constexpr int blocks = 2;        // blocks of 64 rows of a warpgroup; 1 with pingpong
+//     static constexpr int other_multicast = 2;  // blocks that share the tile of the other operand: with it a cluster is a
 //                                             // rectangle of blocks, and no blocks split K
-//     // And this one:
-//     static constexpr bool x_transposed = false;  // whether x is [K, M], with stride 1 along m; of 16 bits alone, of no
-//                                             // groups and not swapped
-//     // And each of these:
-//     static constexpr bool scaled = false;   // whether blocks of 128 k's have scales, as BlockScales says
-//     static constexpr bool in_pairs = false; // whether the one result has 16 bits and is computed as the sums lie in
+//     static constexpr bool x_transposed = true;  // whether x is [K, M], with stride 1 along m; of 16 bits alone, of no
+//                                             // groups
+//     static constexpr bool scaled = true;    // whether blocks of 128 k's have scales, as BlockScales says
+//     static constexpr bool in_pairs = true;  // whether the one result has 16 bits and is computed as the sums lie in
 //                                             // registers, two neighbouring columns at a time, with one contraction
 //   };
 #pragma once
@@ -132,53 +130,22 @@ JITGEN_DEVICE int staged_run(int row, int run) {
 // The same of one column: `within` its run.
 JITGEN_DEVICE int staged_column(int run, int within) { return run * 8 + (within ^ (run & 4)); }
 
-// The members that a Config has all of or none.
-template <class Config, class = void>
-struct DenseArrangement {
-  static constexpr bool swapped = false;
+// The members that a Config may leave out.
+struct DenseDefaults {
+  static constexpr bool swapped = false, x_transposed = false, scaled = false, in_pairs = false;
   static constexpr int blocks = 1, other_multicast = 1;
-};
-template <class Config>
-struct DenseArrangement<Config, decltype(void(Config::swapped))> {
-  static constexpr bool swapped = Config::swapped;
-  static constexpr int blocks = Config::blocks, other_multicast = Config::other_multicast;
-};
-
-template <class Config, class = void>
-struct DenseActivation {
-  static constexpr bool transposed = false;
-};
-template <class Config>
-struct DenseActivation<Config, decltype(void(Config::x_transposed))> {
-  static constexpr bool transposed = Config::x_transposed;
-};
-
-template <class Config, class = void>
-struct DenseScaled {
-  static constexpr bool value = false;
-};
-template <class Config>
-struct DenseScaled<Config, decltype(void(Config::scaled))> {
-  static constexpr bool value = Config::scaled;
-};
-
-template <class Config, class = void>
-struct DenseInPairs {
-  static constexpr bool value = false;
-};
-template <class Config>
-struct DenseInPairs<Config, decltype(void(Config::in_pairs))> {
-  static constexpr bool value = Config::in_pairs;
 };
 
 template <class Config>
 struct DenseShape {
   static constexpr int depth = 128 / int(sizeof(typename Config::Element));  // k's of a stage
   static constexpr bool pingpong = Config::pingpong;
-  static constexpr bool swapped = DenseArrangement<Config>::swapped;
-  static constexpr bool x_transposed = DenseActivation<Config>::transposed;
-  static constexpr int group_blocks = DenseArrangement<Config>::blocks;
-  static constexpr int other_multicast = DenseArrangement<Config>::other_multicast;
+  static constexpr bool swapped = Config::swapped;
+  // Of what the mainloop has for x and for the weight.
+  static constexpr bool x_transposed = swapped ? Config::transposed : Config::x_transposed;
+  static constexpr bool transposed = swapped ? Config::x_transposed : Config::transposed;
+  static constexpr int group_blocks = Config::blocks;
+  static constexpr int other_multicast = Config::other_multicast;
   static constexpr int warpgroups = pingpong ? 2 : Config::down * Config::across;
   static constexpr int blocks = pingpong ? Config::down : group_blocks;  // of 64 rows, of a warpgroup
   static constexpr int tile_warps = pingpong ? 4 : warpgroups * 4;  // that compute a tile
@@ -205,19 +172,19 @@ struct DenseShape {
   static constexpr int barriers_at = staging_at + staging_bytes;
 
   // The scales of a stage: one of each row of the tile, and one of each slice of its columns, of all contractions.
-  static constexpr bool scaled = DenseScaled<Config>::value;
+  static constexpr bool scaled = Config::scaled;
   static constexpr int pieces = slices * Config::across * Config::contractions;
   static constexpr int stage_scales = scaled ? rows + (pieces + 3) / 4 * 4 : 0;
   static constexpr int scales_at = barriers_at + Config::stages * 16;
   static constexpr int bytes = scales_at + Config::stages * stage_scales * 4;
   static_assert(!scaled || (rows % 32 == 0 && pieces <= 32), "a warp copies the scales of a stage");
-  static constexpr bool in_pairs = DenseInPairs<Config>::value;
+  static constexpr bool in_pairs = Config::in_pairs;
 
   // Where K is split, the partial sums, [contractions][rows][columns], overwrite the stages.
   static constexpr int sum_pitch = Config::columns + 8;
   static_assert(Config::most_splits == 1 || Config::contractions * rows * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
-  static_assert(!swapped || (Config::contractions == 1 && Config::regions == 1 && !Config::transposed &&
+  static_assert(!swapped || (Config::contractions == 1 && Config::regions == 1 &&
                                      Config::run == 8 && Config::most_splits == 1),
                 "one product is swapped, and its blocks do not split K");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
@@ -232,13 +199,13 @@ struct DenseShape {
   static_assert(other_multicast == 1 || Config::most_splits == 1, "the blocks of a rectangle do not split K");
   static_assert(!pingpong || group_blocks == 1, "a warpgroup has `down` blocks then");
   static_assert(rows % ((x_transposed ? 64 : 8) * x_shares) == 0, "shares of x's tile begin with a row of the swizzle");
-  static_assert(Config::columns % (Config::transposed ? weight_shares * 64 : 8) == 0, "shares of a weight's tile");
+  static_assert(Config::columns % (transposed ? weight_shares * 64 : 8) == 0, "shares of a weight's tile");
   // Columns of a piece of a weight's tile. The last piece overlaps the one before it where the pieces are more than the
   // tile: both write the same numbers there.
   static constexpr int weight_piece = (Config::columns / 8 + weight_shares - 1) / weight_shares * 8;
-  static constexpr int copied_weight_bytes = Config::transposed ? weight_bytes : weight_piece * weight_shares * 128;
-  static_assert(!Config::transposed || (width % 64 == 0 && depth == 64), "a transposed operand lies in runs of 64 columns");
-  static_assert(!x_transposed || (depth == 64 && !swapped), "x is transposed of 16 bits, and not swapped");
+  static constexpr int copied_weight_bytes = transposed ? weight_bytes : weight_piece * weight_shares * 128;
+  static_assert(!transposed || (width % 64 == 0 && depth == 64), "a transposed operand lies in runs of 64 columns");
+  static_assert(!x_transposed || depth == 64, "operands are transposed of 16 bits");
 };
 
 }  // namespace jitgen

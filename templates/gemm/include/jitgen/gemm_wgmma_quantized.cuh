@@ -437,9 +437,9 @@ struct QuantizedKernel {
       for (; walk.item < items; walk.next()) {
         TilePlace tile = place(walk.item, column_tiles);
         const int matrix = matrix_of<Config::tokens, 1>(batch, tile, 0, rows).number;
-        const int begin = walk.split ? from : range.first(walk.item), end = walk.split ? to : range.last(walk.item);
+        const int begin = walk.split() ? from : range.first(walk.item), end = walk.split() ? to : range.last(walk.item);
         produce(tile, matrix, begin, has_weights(matrix) ? end : begin, ring);
-        if (walk.split) {
+        if (walk.split()) {
           __syncwarp();
           cluster_sync("sums of the cluster's blocks");
           cluster_sync("sums of the cluster's blocks");
@@ -455,13 +455,13 @@ struct QuantizedKernel {
         const bool any = has_weights(matrix.number);
         const Finish end{epilogue, matrix.end, rank, splits, memory, base};
         Sums acc;
-        const int begin = walk.split ? from : range.first(walk.item), last = walk.split ? to : range.last(walk.item);
+        const int begin = walk.split() ? from : range.first(walk.item), last = walk.split() ? to : range.last(walk.item);
         consume(acc, begin, any ? last : begin, ring);
         const Region region = weights_at(tile, matrix.number);
         if constexpr (!Shape::group_scales || Weight::factored) {
           if (any) end.scale_rows(acc, tile, region);
         }
-        if (walk.split) {
+        if (walk.split()) {
           end.leave(acc);
           cluster_sync("sums of the cluster's blocks");
           end.finish_split(tile, region.columns);

@@ -51,7 +51,7 @@ struct TileWalk {
   Item item;
   int tile = 0;
   Item single;  // the items before this one are computed by single blocks
-  bool split = false;
+  bool shared = false;
   const int splits;  // blocks of a cluster
   static_assert(most_splits == 1 || multicast == 1 || most_splits == multicast, "all blocks of a cluster split K");
 
@@ -64,8 +64,10 @@ struct TileWalk {
       begin_split();
     }
   }
+  // Whether a cluster's blocks split the K of this piece.
+  JITGEN_DEVICE bool split() const { return most_splits > 1 && shared; }
   JITGEN_DEVICE void next() {
-    if (split) {
+    if (split()) {
       place(number() + int(gridDim.x) / splits);
     } else {
       item += int(gridDim.x) / multicast;
@@ -74,7 +76,7 @@ struct TileWalk {
   }
   JITGEN_DEVICE void begin_split() {
     if (item < single) return;
-    split = true;
+    shared = true;
     place(single * multicast + int(blockIdx.x) / splits);
   }
   // The item that follows, where none is split.
