@@ -38,7 +38,7 @@ def spec(*shape: int, dtype: torch.dtype = torch.bfloat16, format: str | None = 
 
 
 DECLARED = re.compile(
-    r"^(?:struct Config\w* \{\n(?:  .*\n)*\};|using (?:Weight|Shape)\w* = .*;|static_assert\(.*;)$", re.MULTILINE
+    r"^(?:struct Config[\w: ]* \{\n(?:  .*\n)*\};|using (?:Weight|Shape)\w* = .*;|static_assert\(.*;)$", re.MULTILINE
 )
 """The Config of a source, the types that are made of it and of the weight, and what is asserted of them."""
 PROBLEMS = {

@@ -70,7 +70,7 @@ struct Epilogue0 {
     }
   }
 };
-struct Config {
+struct Config : jitgen::DenseDefaults {
   using Element = jitgen::bfloat16;
   static constexpr bool transposed = false;
   static constexpr bool trimmed = true;
@@ -95,13 +95,13 @@ static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_3b089326(const __grid_constant__ Params params) {
+jitgen_gemm_83daa753(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }
 
-struct Config_1 {
+struct Config_1 : jitgen::DenseDefaults {
   using Element = jitgen::bfloat16;
   static constexpr bool transposed = false;
   static constexpr bool trimmed = true;
@@ -126,13 +126,13 @@ static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_3b089326_1(const __grid_constant__ Params params) {
+jitgen_gemm_83daa753_1(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_1>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }
 
-struct Config_2 {
+struct Config_2 : jitgen::DenseDefaults {
   using Element = jitgen::bfloat16;
   static constexpr bool transposed = false;
   static constexpr bool trimmed = true;
@@ -152,15 +152,13 @@ struct Config_2 {
   static constexpr int staged = 32;
   static constexpr int run = 8;
   static constexpr bool swapped = true;
-  static constexpr int blocks = 1;
-  static constexpr int other_multicast = 1;
 };
 using Shape_2 = jitgen::DenseShape<Config_2>;
 static_assert(Shape_2::bytes == 222784, "shared memory as the launch has it");
 static_assert(Shape_2::threads == 512, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_2::threads, Config_2::resident)
-jitgen_gemm_3b089326_2(const __grid_constant__ Params params) {
+jitgen_gemm_83daa753_2(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_2>(params.x_map, int(params.m), int(params.k), regions, epilogue0);

@@ -146,7 +146,7 @@ HEADERS = [
 @pytest.mark.parametrize(("schedule", "header"), HEADERS, ids=lambda each: getattr(each, "__name__", each))
 def test_a_header_documents_the_members_that_a_schedule_has(schedule: Any, header: str) -> None:
     text = (data_directory("templates") / header).read_text()
-    struct = text[text.index("//   struct Config {") : text.index("//   };")]
+    struct = text[text.index("//   struct Config") : text.index("//   };")]
     found = re.findall(r"static constexpr [\w:]+ ([^;]+);", struct)
     names = [name.partition("=")[0].strip() for each in found for name in each.split(",")]
     assert sorted(names) == sorted(schedule.config)
