@@ -244,7 +244,8 @@ class Dense:
         regions = ", ".join(region(r) for r in range(self.regions))
         described = f"jitgen::DenseRegion<{self.contractions}> regions[] = {{{regions}}};"
         element = f"  using Element = jitgen::{self.element};"
-        head = f"#include <jitgen/gemm_wgmma_dense.cuh>\nstruct Config : jitgen::DenseDefaults {{\n{element}\n{fields}\n}};"
+        config = f"struct Config : jitgen::DenseDefaults {{\n{element}\n{fields}\n}};"
+        head = f"#include <jitgen/gemm_wgmma_dense.cuh>\n{config}"
         call = "jitgen::gemm_wgmma_dense<Config>(x, m, k, regions, epilogue);"
         return _source(self, head, "jitgen::DenseShape<Config>", maps, "", described, call)
 

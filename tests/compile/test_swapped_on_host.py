@@ -1,6 +1,6 @@
-"""Dense products whose tiles have rows of x for columns, or warpgroups several blocks of rows, of one pair of matrices and
-of a batch: the kernels a GPU would get, run on the CPU with the instructions of ``tests/host_wgmma.cuh``. Clusters are
-tested on a device alone."""
+"""Dense products whose tiles have rows of x for columns, or warpgroups several blocks of rows, and batches of them: the
+kernels a GPU would get, run on the CPU with the instructions of ``tests/host_wgmma.cuh``. Clusters are tested on a
+device alone."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import jitgen
+from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm.mainloops import WgmmaDense
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -98,3 +100,21 @@ def test_degenerate_sizes(backend: str) -> None:
         ((70000, 1, 8), (70000, 8, 1)),
     ):
         check(torch.bmm, random(*a, dtype=dtype), random(*b, dtype=dtype), backend=backend, kernels=None)
+
+
+TILES = (*wgmma_tiles._DENSE, *wgmma_tiles._DENSE_OF_MANY_ROWS, *wgmma_tiles._BATCHED, *wgmma_tiles.ARRANGED)
+
+
+@pytest.mark.parametrize("tile", [*dict.fromkeys(TILES), *wgmma_tiles._FEW_ROWS], ids=str)
+@pytest.mark.quick(where=lambda tile: tile in (*TILES[:2], *wgmma_tiles.ARRANGED[:2], wgmma_tiles._FEW_ROWS[0]))
+def test_candidates(tile: WgmmaDense, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tile of one product's, with weights along K and along N, for rows that fill no tile and fewer, and more, tiles
+    than multiprocessors: with clusters that share operands, or K."""
+    for table in ("_DENSE", "_DENSE_OF_MANY_ROWS", "_BATCHED", "ARRANGED", "_FEW_ROWS"):
+        monkeypatch.setattr(wgmma_tiles, table, (tile,) if table == "_DENSE" else ())
+    few = tile in wgmma_tiles._FEW_ROWS or tile.columns <= 32
+    for b, m, n, k in ((3, 13, 200, 328), (60, 5, 264, 136)) if few else ((3, 193, 264, 1096), (40, 267, 520, 136)):
+        x, w = random(b, m, k, dtype=torch.bfloat16), random(b, k, n, dtype=torch.bfloat16)
+        check(torch.bmm, x, w, backend="cuda")
+        check(lambda x, w: torch.relu(x @ w.mT), x[:1], w.mT.contiguous(), backend="cuda")
+        assert torch.equal(jitgen.jit(torch.bmm)(x, w), jitgen.jit(torch.bmm)(x, w))

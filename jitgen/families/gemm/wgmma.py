@@ -111,7 +111,9 @@ def for_launch(
     contractions, first = bodies[0].contractions, geometries[0]
     if first.grouping or not first.elements:
         return WgmmaLaunch(schedule.tilings[0], 0, schedule.tilings[0].cluster_k_splits)
-    weights = weights_of(contractions, [geometry.columns for geometry in geometries], first.length, chip)
+    x, weight = contractions[0].activation, contractions[0].weight[0]
+    crossed = [operand is not None and first.strides[operand][1] > 1 for operand in (weight, x)]  # stride along K
+    weights = weights_of(contractions, [geometry.columns for geometry in geometries], first.length, chip, *crossed)
     estimates = [estimate(tiling, first.rows, weights, first.matrices) for tiling in schedule.tilings]
     number = min(range(len(estimates)), key=lambda index: estimates[index][1])
     tiling = schedule.tilings[number]

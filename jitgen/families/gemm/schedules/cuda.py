@@ -40,7 +40,6 @@ from jitgen.families.gemm.mainloops import (
     MmaRows,
     Simt,
     StreamOuter,
-    WgmmaDense,
     WgmmaMainloop,
     WgmmaQuantized,
     WgmmaSchedule,
@@ -221,8 +220,9 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
 
 
 def cost(problem: Problem, candidate: GemmSchedule) -> float:
-    """Estimates the time in microseconds: by the geometric mean over the rows of the bucket. It is 0 for mainloops without a model, of which the first candidate is taken: where ``mma`` has
-    two, for many rows of x, the second is for less shared memory."""
+    """Estimates the time in microseconds: by the geometric mean over the rows of the bucket. It is 0 for mainloops
+    without a model, of which the first candidate is taken: where ``mma`` has two, for many rows of x, the second is for
+    less shared memory."""
     if isinstance(candidate, MmaQuantized | MmaRows):
         return cuda_streams.cost(problem, candidate) if candidate.tokens <= STREAMED_ROWS else 0.0
     if isinstance(candidate, Simt) and _simt_has_model(problem):
@@ -293,7 +293,8 @@ def _takes_wgmma(problem: Problem) -> bool:
         return False
     in_blocks = bool(problem.contractions[0].blocks)
     alone = in_blocks or (problem.quantized and problem.dtype in CODES)  # no other mainloop computes it
-    few = problem.rows <= MMA_ROWS and not alone
+    across = problem.matrices > 1 and problem.layouts[0].operands[problem.contractions[0].weight[0]] == "outer"
+    few = problem.rows <= MMA_ROWS and not alone and not (across and not problem.grouping)
     if (
         (problem.grouping and not _is_mapped_grouping(problem))
         or problem.target.arch != "sm_90a"
@@ -308,7 +309,7 @@ def _takes_wgmma(problem: Problem) -> bool:
         return False
     if problem.quantized and problem.dtype in CODES:
         return _multiplies_low_codes(problem)
-    streams = problem.quantized or problem.dtype in CODES  # whether few rows may go to wgmma as well
+    streams = problem.quantized or problem.dtype in CODES or across  # whether few rows may go to wgmma as well
     if problem.rows <= STREAMED_ROWS and (_camping(problem) or not streams):
         return False
     group = problem.contractions[0].group_size

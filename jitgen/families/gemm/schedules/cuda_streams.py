@@ -89,8 +89,10 @@ def _tokens(rows: int) -> int:
 def weights_of(problem: Problem) -> StreamWeights:
     """Returns the facts on which the choice of tiles depends."""
     first, count = problem.contractions[0], len(problem.contractions)
-    groups = 1 if problem.uneven else problem.groups
-    tiles = groups * count * sum(-(-columns // 16) for columns in problem.columns)
+    matrices = 1 if problem.uneven else problem.groups
+    if not problem.grouping:  # in the middle of a batch's bucket
+        matrices = round(math.sqrt(problem.fewest_matrices * problem.matrices))
+    tiles = matrices * count * sum(-(-columns // 16) for columns in problem.columns)
     quantized = problem.quantized
     bits = _bits(first.format, first.group_size) if quantized else 8 * item_size(problem.dtype)
     light = quantized and _plain(problem)
