@@ -67,6 +67,7 @@ def test_slices(of: str, operand: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices are read as they lie or copied, whichever takes less; here copies cost nothing."""
     monkeypatch.setattr(wgmma_tiles, "_DENSE", TILES[:1])
     monkeypatch.setattr(wgmma_tiles, "_DENSE_OF_MANY_ROWS", ())
+    monkeypatch.setattr(wgmma_tiles, "ARRANGED", ())
     monkeypatch.setattr(orders, "SLOWER", 1e9)
     x = SLICES[of](torch.randn(136, 208, dtype=torch.bfloat16))
     w = torch.randn(136, 136, dtype=torch.bfloat16)

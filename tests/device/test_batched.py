@@ -108,8 +108,8 @@ TILES = (*wgmma_tiles._DENSE, *wgmma_tiles._DENSE_OF_MANY_ROWS, *wgmma_tiles._BA
 @pytest.mark.parametrize("tile", [*dict.fromkeys(TILES), *wgmma_tiles._FEW_ROWS], ids=str)
 @pytest.mark.quick(where=lambda tile: tile in (*TILES[:2], *wgmma_tiles.ARRANGED[:2], wgmma_tiles._FEW_ROWS[0]))
 def test_candidates(tile: WgmmaDense, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tile of one product's, with weights along K and along N, for rows that fill no tile and fewer, and more, tiles
-    than multiprocessors: with clusters that share operands, or K."""
+    """Each tile, with weights along K and along N, for rows that fill no tile, and for fewer and more tiles than
+    multiprocessors, so that clusters share K too."""
     for table in ("_DENSE", "_DENSE_OF_MANY_ROWS", "_BATCHED", "ARRANGED", "_FEW_ROWS"):
         monkeypatch.setattr(wgmma_tiles, table, (tile,) if table == "_DENSE" else ())
     few = tile in wgmma_tiles._FEW_ROWS or tile.columns <= 32
