@@ -17,6 +17,10 @@ struct OneMatrix {
 struct MatrixWalk {
   int outer, inner;
 };
+// The indices of an operand's matrix in these dimensions.
+struct MatrixIndices {
+  int outer, inner;
+};
 template <int contractions>
 struct MatrixBatch {
   static constexpr bool several = true, grouped = false;

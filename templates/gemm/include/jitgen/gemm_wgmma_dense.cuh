@@ -133,6 +133,13 @@ struct DenseKernel {
     const int copied = Config::trimmed && !Shape::x_transposed ? smaller(rows, x_share) : x_share;
     const int bytes = copied * Shape::x_shares * 128 + Shape::copied_weight_bytes * contractions;
     const bool x_shared = Shape::x_shares > 1 && !alone, weight_shared = Shape::weight_shares > 1 && !alone;
+    // Divisions before the loop, which the compiler does not move there: in it they took longer than the copies.
+    MatrixIndices of_x = {}, of_weights[contractions] = {};
+    if constexpr (Batch::several) {
+      if constexpr (!Batch::grouped) of_x = indices(matrix, batch.x);
+#pragma unroll
+      for (int c = 0; c < contractions; ++c) of_weights[c] = indices(matrix, batch.weights[c]);
+    }
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk, ring.next()) {
       const int stage = ring.stage;
@@ -141,10 +148,10 @@ struct DenseKernel {
       if (x_shared) {
         constexpr int own = x_boxes / Shape::x_shares;
 #pragma unroll
-        for (int i = 0; i < own; ++i) copy_x(tile, chunk, stage, across * own + i, beside, Shape::x_shares > 1, matrix);
+        for (int i = 0; i < own; ++i) copy_x(tile, chunk, stage, across * own + i, beside, Shape::x_shares > 1, of_x);
       } else {
 #pragma unroll
-        for (int i = 0; i < x_boxes; ++i) copy_x(tile, chunk, stage, i, beside, false, matrix);
+        for (int i = 0; i < x_boxes; ++i) copy_x(tile, chunk, stage, i, beside, false, of_x);
       }
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
@@ -152,11 +159,11 @@ struct DenseKernel {
         if (weight_shared) {
 #pragma unroll
           for (int i = 0; i < weight_boxes; i += Shape::weight_shares) {
-            copy_weight(map, tile, chunk, stage, c, i + down, below, Shape::weight_shares > 1, matrix);
+            copy_weight(map, tile, chunk, stage, c, i + down, below, Shape::weight_shares > 1, of_weights[c]);
           }
         } else {
 #pragma unroll
-          for (int i = 0; i < weight_boxes; ++i) copy_weight(map, tile, chunk, stage, c, i, below, false, matrix);
+          for (int i = 0; i < weight_boxes; ++i) copy_weight(map, tile, chunk, stage, c, i, below, false, of_weights[c]);
         }
       }
     }
@@ -198,25 +205,25 @@ struct DenseKernel {
   }
 
   JITGEN_DEVICE void copy_x(
-      const TilePlace& tile, int chunk, int stage, int box, uint16_t mask, bool shared, int matrix) const {
+      const TilePlace& tile, int chunk, int stage, int box, uint16_t mask, bool shared, MatrixIndices matrix) const {
     const uint32_t to = x_at(stage) + box * (x_box * 128);
     const int row = copied_from(tile.row + box * x_box, x_box, rows), k = chunk * Shape::depth;
     const int column = Shape::x_transposed ? row : k, line = Shape::x_transposed ? k : row;
     if constexpr (Batch::several && !Batch::grouped) {
-      copy_of_matrix(to, x, column, line, full(stage), mask, shared, matrix, batch.x);
+      copy_of_matrix(to, x, column, line, full(stage), mask, shared, matrix);
     } else {
       copy(to, x, column, line, full(stage), mask, shared);
     }
   }
   JITGEN_DEVICE void copy_weight(
       const TensorMap& map, const TilePlace& tile, int chunk, int stage, int contraction, int box, uint16_t mask,
-      bool shared, int matrix) const {
+      bool shared, MatrixIndices matrix) const {
     const int first = weight_box_at(box), k = chunk * Shape::depth;
     const int n = copied_from(tile.column + first, weight_box, columns_of(regions, tile.region));
     const uint32_t to = weight_at(stage, contraction) + first * 128;
     const int column = Shape::transposed ? n : k, line = Shape::transposed ? k : n;
     if constexpr (Batch::several) {
-      copy_of_matrix(to, map, column, line, full(stage), mask, shared, matrix, batch.weights[contraction]);
+      copy_of_matrix(to, map, column, line, full(stage), mask, shared, matrix);
     } else {
       copy(to, map, column, line, full(stage), mask, shared);
     }
@@ -231,13 +238,15 @@ struct DenseKernel {
       copy_box(to, map, column, row, barrier);
     }
   }
+  JITGEN_DEVICE MatrixIndices indices(int matrix, const MatrixWalk& walk) const {
+    return {matrix / batch.inner * walk.outer, matrix % batch.inner * walk.inner};
+  }
   JITGEN_DEVICE void copy_of_matrix(uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier,
-                                    uint16_t mask, bool shared, int matrix, const MatrixWalk& walk) const {
-    const int inner = matrix % batch.inner * walk.inner, outer = matrix / batch.inner * walk.outer;
+                                    uint16_t mask, bool shared, MatrixIndices matrix) const {
     if (shared) {
-      copy_box_of_matrix_multicast(to, map, column, row, inner, outer, barrier, mask);
+      copy_box_of_matrix_multicast(to, map, column, row, matrix.inner, matrix.outer, barrier, mask);
     } else {
-      copy_box_of_matrix(to, map, column, row, inner, outer, barrier);
+      copy_box_of_matrix(to, map, column, row, matrix.inner, matrix.outer, barrier);
     }
   }
 
