@@ -26,8 +26,10 @@ from jitgen.trace.groups import (
     CHOSEN_OTHERWISE,
     by_codes,
     by_ids,
+    by_one_id,
     by_several_ids,
     is_chosen,
+    is_of_some,
     mT,
     of_batches,
     stored_columns,
@@ -60,6 +62,8 @@ def contract(trace: Trace, x: Node, weight: Node, batch: int = 0, dtype: str | N
     chosen = by_ids(trace, x, weight, dtype) if batch == 1 and trace.chosen else None
     if chosen is None and batch and trace.chosen:
         chosen = by_several_ids(trace, x, weight, batch, dtype)
+    if not batch and trace.chosen:
+        chosen = by_one_id(trace, x, weight, dtype)
     if chosen is not None:
         return chosen
     if x.is_weight:
@@ -99,7 +103,7 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
         return dot(trace, input, other)
     if len(other.shape) > 2:
         return _batched(trace, input, other)
-    if input.is_weight and is_chosen(trace, input):
+    if input.is_weight and len(input.shape) > 2:
         if len(other.shape) == 1:
             return squeezed(trace, _batched(trace, input, unsqueeze(trace, other, 1)), -1)
         return _batched(trace, input, other)
@@ -113,17 +117,21 @@ def matmul(trace: Trace, input: Node, other: Node) -> Node:
 def _batched(trace: Trace, input: Node, other: Node) -> Node:
     """Multiplies ``input`` (..., M, K) or (K,) by ``other`` (..., K, N); their batch dimensions broadcast."""
     of_chosen = any(node.is_weight and node.under_views.kind is GATHER for node in (input, other))
-    if other.is_weight and len(other.shape) == 3 == len(input.shape) and not of_chosen:
+    if len(input.shape) == 1:
+        return squeezed(trace, _batched(trace, unsqueeze(trace, input, 0), other), -2)
+    if input.is_weight and not (other.is_weight or of_chosen):
+        return mT(trace, _batched(trace, mT(trace, other), mT(trace, input)))
+    if other.is_weight and len(other.shape) == 3 and len(input.shape) <= 3 and not of_chosen:
+        one = len(input.shape) == 2 or input.shape[0] == 1
+        input = expand(trace, input, (other.shape[0], *input.shape[-2:])) if one else input
         return of_batches(trace, input, mT(trace, other))
     if (input.is_weight or other.is_weight) and not (is_chosen(trace, input) or is_chosen(trace, other)):
         raise UnsupportedError(
             CHOSEN_OTHERWISE
             if of_chosen
-            else "a quantised weight is a matrix, and does not multiply a batch of matrices on its other side; "
-            "dequantise it, or let the activation stand on the left"
+            else "matrices of a quantised weight (E, N, K) multiply activations (M, K) or (E, M, K), and a matrix those "
+            "of any dimensions, x @ w.T; reshape the activation to these"
         )
-    if len(input.shape) == 1:
-        return squeezed(trace, _batched(trace, unsqueeze(trace, input, 0), other), -2)
     batch = broadcast_shapes(trace, input.shape[:-2], other.shape[:-2])
     left = expand(trace, input, (*batch, *input.shape[-2:]))
     right = expand(trace, other, (*batch, *other.shape[-2:]))
@@ -283,8 +291,8 @@ def _added(trace: Trace, input: Node, product: Node, beta: Any, alpha: Any) -> N
 
 WEIGHT_IN_EINSUM = (
     "a quantised weight in einsum has to be multiplied by an activation over one of its dimensions, as in 'mk,nk->mn', "
-    "or matrix by matrix, as in 'emk,enk->emn' and 'bk,bnk->bn' of w[ids]; dequantise it outside the decorated "
-    "function for anything else"
+    "or matrix by matrix, as in 'emk,enk->emn', and 'bk,bnk->bn' or 'tk,tenk->ten' of w[ids]; sum what they return "
+    "over more dimensions, or dequantise it outside the decorated function"
 )
 
 
@@ -330,8 +338,11 @@ def _product_of(trace: Trace, first: _Term, second: _Term, result: list[str]) ->
     if weight.is_weight and not _is_product_of_weight(left, x, right, weight, result):
         raise UnsupportedError(WEIGHT_IN_EINSUM)
     sizes = _sizes_of(trace, [first, second])
-    batch = [name for name in result if name in left and name in right]
-    summed = [name for name in left if name in right and name not in result]
+    if len(right) > 3 and weight.is_weight or is_of_some(weight):  # by each matrix that ids or a slice chose
+        left, x = _with_ids(trace, left, x, right, weight)
+    shared = [name for name in right if name in left]  # a weight's matrices stay in their order
+    batch = [name for name in (shared if weight.is_weight else result) if name in shared and name in result]
+    summed = [name for name in left if name in shared and name not in result]
     rows = [name for name in left if name not in right]
     columns = [name for name in right if name not in left]
     if not summed:  # an outer product, which is pointwise
@@ -340,25 +351,34 @@ def _product_of(trace: Trace, first: _Term, second: _Term, result: list[str]) ->
         return _ordered(trace, order, pointwise(trace, "mul", x, weight), result)
     left_order, right_order = [*batch, *rows, *summed], [*batch, *columns, *summed]
     x, weight = _aligned(trace, left, x, left_order, sizes), _aligned(trace, right, weight, right_order, sizes)
-    shared = tuple(sizes[name] for name in batch)
+    batches = tuple(sizes[name] for name in batch)
     length = symbols.product(sizes[name] for name in summed)
-    x = _reshaped(trace, x, (*shared, *(sizes[name] for name in rows), length))
-    weight = _reshaped(trace, weight, (*shared, symbols.product(sizes[name] for name in columns), length))
+    x = _reshaped(trace, x, (*batches, *(sizes[name] for name in rows), length))
+    weight = _reshaped(trace, weight, (*batches, symbols.product(sizes[name] for name in columns), length))
     if not rows:
         x = unsqueeze(trace, x, len(batch))
     of_matrices = weight.is_weight and batch
     product = _batched(trace, x, mT(trace, weight)) if of_matrices else contract(trace, x, weight, len(batch))
-    final = (*shared, *(sizes[name] for name in (*rows, *columns)))
+    final = (*batches, *(sizes[name] for name in (*rows, *columns)))
     return _ordered(trace, [*batch, *rows, *columns], _reshaped(trace, product, final), result)
 
 
 def _is_product_of_weight(left: list[str], x: Node, right: list[str], weight: Node, result: list[str]) -> bool:
     """Returns whether a sum over one dimension is a product of ``x`` and a quantised weight: a matrix, or the matrix of
-    each element of a batch."""
+    each element of a batch, which has several dimensions where ids of as many chose the matrices."""
     shared = set(left) & set(right)
     batch = shared & set(result)
     is_batch = len(batch) == 1 and len(weight.shape) == 3 and right[0] in batch
+    is_batch |= len(weight.shape) > 3 and set(right[:-2]) <= set(result)
     return not x.is_weight and len(shared - batch) == 1 and (not batch or is_batch)
+
+
+def _with_ids(trace: Trace, left: list[str], x: Node, right: list[str], weight: Node) -> _Term:
+    """Returns ``x`` repeated along the dimensions of the ids that chose ``weight`` (ids..., N, K) that it lacks."""
+    for name, size in zip(right[:-2], weight.shape, strict=False):
+        if name not in left:
+            left, x = [name, *left], expand(trace, unsqueeze(trace, x, 0), (size, *x.shape))
+    return left, x
 
 
 def _parsed(equation: Any, ranks: list[int]) -> tuple[list[list[str]], list[str]]:

@@ -98,6 +98,7 @@ def _selection(weight: Node) -> tuple[Node, Any, int, Any] | None:
 
 def _refuse() -> NoReturn:
     raise UnsupportedError(
-        f"of a quantised weight, rows and neighbouring columns are multiplied by, and no other part"
-        f"{quote(user_location())}\n  take these, or dequantise it outside of the decorated function"
+        "of a quantised weight, rows and neighbouring columns are multiplied by, and of several matrices (E, N, K) one "
+        f"or some, x @ w[i:j].mT, and no other part{quote(user_location())}\n  take these and cut the product, or "
+        "dequantise the weight outside of the decorated function"
     )

@@ -29,7 +29,7 @@ OFFSETS = ("int32", "int64")
 
 CHOSEN_OTHERWISE = (
     "matrices that ids chose of a quantised weight, in another order or cut; flatten the ids, x @ w[ids.flatten()].mT, "
-    "and reshape the product"
+    "reshape the product, and cut its columns instead of the matrices' rows"
 )
 
 
@@ -95,6 +95,24 @@ def by_ids(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | Non
         product = _rows_of_ids(trace, rows, whole, ids, dtype)
         return product if dim == 1 else mT(trace, product)
     return None
+
+
+def by_one_id(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | None:
+    """Computes the product of ``x`` (..., K) and the transpose of ``weight`` (N, K), the matrix of a quantised weight
+    that an id without dimensions chose; None for another weight.
+
+    Raises:
+        UnsupportedError: the chosen matrix is cut.
+    """
+    if not weight.is_weight or weight.under_views.kind is not GATHER:
+        return None
+    chosen, swapped = weight, False
+    while chosen.kind is VIEW and chosen.attrs.kind == "permute":
+        chosen, swapped = chosen.inputs[0], not swapped
+    if id(chosen) not in trace.chosen:
+        raise UnsupportedError(CHOSEN_OTHERWISE)
+    _, whole, ids = trace.chosen[id(chosen)]
+    return _rows_of_ids(trace, x, mT(trace, whole) if swapped else whole, expand(trace, ids, x.shape[:-2]), dtype)
 
 
 def by_several_ids(trace: Trace, x: Node, weight: Node, batch: int, dtype: str | None) -> Node | None:
@@ -166,13 +184,26 @@ def _are_equal(trace: Trace, left: Shape, right: Shape) -> bool:
 
 
 def of_batches(trace: Trace, x: Node, weight: Node) -> Node:
-    """Multiplies a batch of matrices ``x`` (E, M, K) by a quantised weight of as many (E, N, K)."""
+    """Multiplies a batch of matrices ``x`` (E, M, K) by a quantised weight of as many (E, N, K), or by some of its
+    matrices, as ids choose them."""
     count, rows, length = x.shape
     _same(trace, count, weight.shape[0], "the number of matrices")
+    if is_of_some(weight):
+        some, swapped = without_swaps(weight)
+        start, step = some.attrs[2:]
+        ids = pointwise(trace, "mul", _iota(trace, count), step)
+        ids = pointwise(trace, "add", ids, trace.builder.scalar(start, "int64"))
+        return _rows_of_ids(trace, x, mT(trace, some.inputs[0]) if swapped else some.inputs[0], ids, x.dtype)
     ends = pointwise(trace, "mul", pointwise(trace, "add", _iota(trace, count), 1), trace.builder.scalar(rows, "int64"))
     flat = view(trace, x, ("reshape",), (symbols.mul(count, rows), length))
     product = grouped(trace, flat, weight, ends, x.dtype)
     return view(trace, product, ("reshape",), (count, rows, product.shape[1]))
+
+
+def is_of_some(weight: Node) -> bool:
+    """Returns whether ``weight`` has some of the matrices of a quantised weight, from one to another."""
+    some, _ = without_swaps(weight)
+    return weight.is_weight and some.kind is VIEW and len(some.shape) == 3 and some.attrs[:2] == ("slice", 0)
 
 
 def _iota(trace: Trace, size: Any) -> Node:

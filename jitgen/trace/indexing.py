@@ -177,8 +177,8 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
 
 
 def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
-    """Chooses one matrix of a quantised weight of three dimensions by a number, or one for each of a
-    tensor of ids; None by another key."""
+    """Chooses one matrix of a quantised weight of three dimensions by a number, or one for each of a tensor of ids,
+    which may have no dimensions; None by another key."""
     if type(key) is int:
         whole, swapped = without_swaps(weight)
         count, rows, columns = whole.shape
@@ -192,7 +192,7 @@ def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
         start = symbols.mul(start, rows)
         matrix = view(trace, whole.under_views, ("slice", 0, start, 1), (rows, columns))
         return view(trace, matrix, ("permute", (1, 0)), (columns, rows)) if swapped else matrix
-    is_ids = isinstance(key, Node) and key.shape and key.dtype in INDEX_DTYPES
+    is_ids = isinstance(key, Node) and not key.kind.is_number and key.dtype in INDEX_DTYPES
     if not is_ids or weight.under_views.kind is GATHER:
         return None
     shape, rank = (*key.shape, *weight.shape[1:]), len(key.shape)

@@ -228,6 +228,34 @@ def test_matrices_of_a_quantised_weight() -> None:
         jitgen.jit(lambda x, w: F.linear(x, w[5]))(x[0], weight)
 
 
+CHOSEN: dict[str, Function] = {
+    "one id": lambda x, w, ids: F.linear(x, w[ids[0, 0]]) + torch.einsum("td,od->to", x, w[ids[0, 1]]),
+    "one id on the left": lambda x, w, ids: w[ids[0, 0]] @ x.mT + (w[ids[0, 1]] @ x[0])[:, None],
+    "one id of batches": lambda x, w, ids: F.linear(x[:, None, None], w[ids[-1, -1]]),
+    "einsum": lambda x, w, ids: torch.einsum("td,tkod->kto", x, w[ids]),
+    "einsum, weighted": lambda x, w, ids: torch.einsum("tkod,td,tk->ot", w[ids], x, ids.to(x.dtype)),
+    "einsum of several rows": lambda x, w, ids: torch.einsum("tmd,tkod->tkmo", x[:, None].expand(-1, 2, -1), w[ids]),
+    "some": lambda x, w, ids: x @ w[1:3].mT,
+    "every second": lambda x, w, ids: w[1::2] @ x.mT,
+    "some by einsum": lambda x, w, ids: torch.einsum("td,eod->teo", x, w[1:4]),
+    "all": lambda x, w, ids: x @ w.mT + x[None] @ w.mT,
+    "a vector": lambda x, w, ids: x[0] @ w.mT + w @ x[0],
+}
+"""Functions of x (3, K), matrices (5, N, K), and ids (3, 2)."""
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_matrices_that_one_id_a_slice_or_an_einsum_chooses(name: str) -> None:
+    x, ids = torch.randn(3, 64, requires_grad=True), torch.randint(0, 5, (3, 2))
+    weight = jitgen.quantize(torch.randn(5, 48, 64), "int8")
+    wanted = CHOSEN[name](x.double(), weight.dequantize(torch.float64), ids)
+    found = jitgen.jit(CHOSEN[name])(x, weight, ids)
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-4)
+    mine, exact = (torch.autograd.grad(result.sum(), x)[0] for result in (found, wanted))
+    torch.testing.assert_close(mine, exact, rtol=1e-5, atol=1e-3)
+
+
 def test_gradients() -> None:
     run, scales = jitgen.jit(gated), torch.rand(ROWS)
     x, weight = torch.randn(ROWS, 16, requires_grad=True), torch.randn(GROUPS, 24, 16, requires_grad=True)

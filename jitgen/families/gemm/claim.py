@@ -323,7 +323,7 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
         where = f"\n  {product.location}" if product.location else ""
         raise UnsupportedError(
             "a quantised weight stands for (N, K): use it, or rows of it (those of several matrices begin at multiples "
-            f"of {ROW_TILE}), as F.linear(x, w) or x @ w.T, and not reshaped or transposed otherwise; for anything "
-            f"else cut or dequantise it outside the decorated function{where}"
+            f"of {ROW_TILE}), as F.linear(x, w) or x @ w.T, and not reshaped or transposed otherwise; cut the product "
+            f"instead, or dequantise it outside the decorated function{where}"
         )
     return in_its_order(node, partition, materialize)
