@@ -77,18 +77,23 @@ def tune(
     problems = list(tuning.problems_of(entries, parsed, chip if str(parsed) == str(own) else None))
     problems = [problem for problem in problems if not families or problem.family in families]
     directory = output or Path(settings.get("JITGEN_TUNED") or "jitgen-tuned")
+    before = [problem.identity in tuning.measured_before(directory, problem) for problem in problems]
     if dry_run:
-        _list(problems, [p.identity in tuning.measured_before(directory, p) for p in problems], as_json)
+        _list(problems, before, as_json)
         return
     done = tuning.tune(problems, directory, device, seconds, jobs, None if as_json else _tell)
     failed = sum(result.failed for result in done)
     if as_json:
-        print_json({"output": str(directory), "problems": len(problems), "measured": list(map(_facts, done))})
+        facts = {"output": str(directory), "problems": len(problems), "measured_before": sum(before)}
+        print_json({**facts, "measured": list(map(_facts, done))})
     else:
         winners = sum(result.winner is not None for result in done)
         failures = f", {failed} failed" if failed else ""
-        measured = f"{len(done) - failed} of {len(problems)} problems measured{failures}"
-        say(f"{measured}, {winners} rows kept in {directory}", err=True)
+        left = len(problems) - sum(before) - len(done)
+        failures += f", {left} left for another run: --seconds {seconds:g} were over" if left else ""
+        count = sum(before) + len(done) - failed
+        measured = f"{count} of {len(problems)} problems measured, {sum(before)} of them before"
+        say(f"{measured}{failures}; {winners} new rows kept in {directory}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
 

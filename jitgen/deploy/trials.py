@@ -3,6 +3,7 @@ says where their results differ."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,10 +59,16 @@ class Seconds:
     upper: float
 
 
-class Program:
-    """Holds copies of the inputs of a recorded specialisation on a device."""
+class TimeIsOverError(Exception):
+    """Says that the time for measurements ended amid those of a program."""
 
-    def __init__(self, entry: Entry, route: Route, device: torch.device):
+
+class Program:
+    """Holds copies of the inputs of a recorded specialisation on a device, to run them until ``ends``, a time of
+    ``time.monotonic``: ``calls`` and ``rounds`` raise TimeIsOverError then."""
+
+    def __init__(self, entry: Entry, route: Route, device: torch.device, ends: float = math.inf):
+        self._ends = ends
         program = manifests.laid_out_for(entry, route)
         self._graph, self._device = program.graph, device
         self._routing = Routing(entry["name"], entry["backend"], entry["compiler"], entry.get("batch_invariant", False))
@@ -82,6 +89,7 @@ class Program:
         Raises:
             UnsupportedError: there is no tensor of a kind that the program takes.
         """
+        self._check_time()
         bound = None
         made: list[Call] = []
         resolver = ResolverOfGraph(Traced.from_graph(self._graph), self._routing)
@@ -109,8 +117,13 @@ class Program:
         samples: dict[int, list[float]] = {number: [] for number in timers}
         for _ in range(CAREFUL_ROUNDS if careful else ROUNDS):
             for number, timer in timers.items():
+                self._check_time()
                 samples[number].append(timer())
         return {number: _seconds(values) for number, values in samples.items()}
+
+    def _check_time(self) -> None:
+        if time.monotonic() >= self._ends:
+            raise TimeIsOverError
 
     def timer(self, calls: Sequence[Call]) -> Timer:
         """Returns a function that makes all ``calls``, and returns the seconds of one."""

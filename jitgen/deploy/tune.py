@@ -17,11 +17,11 @@ rows (``schedule/tuned.py``), whose digest is a part of the request key.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from jitgen.compilers import bounds
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy import manifest_schema, row_variants, shared_files, trials, work
 from jitgen.deploy.manifest import Entry
-from jitgen.deploy.trials import Program, Timer
+from jitgen.deploy.trials import Program, TimeIsOverError, Timer
 from jitgen.errors import CacheError, JitgenError
 from jitgen.families import registry
 from jitgen.lowering import Lowered, Route
@@ -168,7 +168,8 @@ def tune(
     jobs: int | None = None,
     progress: Callable[[Measured, int, int], None] | None = None,
 ) -> list[Measured]:
-    """Measures ``problems`` on ``device`` and writes winners to ``output``, until ``seconds`` are over.
+    """Measures ``problems`` on ``device`` and writes winners to ``output``, until ``seconds`` are over: then the
+    compile or the timing in hand ends, and its problem is left to the next run.
 
     Args:
         output: a directory as ``JITGEN_TUNED`` names one. What it has of other problems stays; problems that were
@@ -185,12 +186,12 @@ def tune(
     store, done = default_store(), list[Measured]()
     location, families = work.location_of(store, shared_directory=True), work.families_outside()
     tasks = [[_task(problem, row, location, families) for row in problem.rows] for problem in waiting]
-    with _builder(jobs) as build:
+    with _builder(jobs, ends) as build, contextlib.suppress(TimeIsOverError):
         builds = map(build, tasks) if jobs == 1 else [build(tasks_of_problem) for tasks_of_problem in tasks]
         for number, (problem, futures) in enumerate(zip(waiting, builds, strict=False)):
             if time.monotonic() >= ends or not _built_in_time(futures, ends):
                 break
-            result = _measured(problem, [_failure(future) for future in futures], device)
+            result = _measured(problem, [_failure(future) for future in futures], device, ends)
             _keep(output, result, device)
             done.append(result)
             if progress is not None:
@@ -198,13 +199,14 @@ def tune(
     return done
 
 
-@contextmanager
-def _builder(jobs: int | None) -> Iterator[Callable[[Sequence[work.Task]], list[Future[work.Outcome]]]]:
-    """Provides a function that builds tasks: in worker processes, which end with the context, or in this one."""
+@contextlib.contextmanager
+def _builder(jobs: int | None, ends: float) -> Iterator[Callable[[Sequence[work.Task]], list[Future[work.Outcome]]]]:
+    """Provides a function that builds tasks: in worker processes, which end with the context, or in this one, where it
+    begins none after ``ends`` and raises TimeIsOverError."""
     from jitgen.compilers.workers import WorkerProcesses
 
     if jobs == 1:
-        yield lambda tasks: [_done(work.build(task)) for task in tasks]
+        yield lambda tasks: [_built(task, ends) for task in tasks]
         return
     pool, submitted = WorkerProcesses(max(1, bounds.workers(jobs)), bounds.WORKER_BYTES), list[Future[work.Outcome]]()
 
@@ -221,9 +223,11 @@ def _builder(jobs: int | None) -> Iterator[Callable[[Sequence[work.Task]], list[
         pool.shutdown(cancel_futures=True)
 
 
-def _done(outcome: work.Outcome) -> Future[work.Outcome]:
+def _built(task: work.Task, ends: float) -> Future[work.Outcome]:
+    if time.monotonic() >= ends:
+        raise TimeIsOverError
     future = Future[work.Outcome]()
-    future.set_result(outcome)
+    future.set_result(work.build(task))
     return future
 
 
@@ -252,12 +256,16 @@ def _failure(future: Future[work.Outcome]) -> str:
     return str(outcome["detail"]) if outcome["origin"] == "failed" else ""
 
 
-def _measured(problem: Problem, failures: Sequence[str], device: torch.device) -> Measured:
+def _measured(problem: Problem, failures: Sequence[str], device: torch.device, ends: float) -> Measured:
     """Times the candidates of ``problem`` that were built and compute what the model's choice does, and compares the
-    best with that in turn."""
+    best with that in turn.
+
+    Raises:
+        TimeIsOverError: the time is ``ends``.
+    """
     reasons, seconds = list(failures), list[float | None]([None] * len(problem.rows))
     try:
-        program = Program(problem.entry, problem.route, device)
+        program = Program(problem.entry, problem.route, device, ends)
     except Exception as error:
         return Measured(problem, tuple(seconds), (f"{type(error).__name__}: {error}",), None, 0.0)
     timers: dict[int, Timer] = {}
@@ -273,6 +281,8 @@ def _measured(problem: Problem, failures: Sequence[str], device: torch.device) -
             reasons[number] = "" if expected is None else trials.difference(results, expected)
             if not reasons[number]:
                 timers[number] = program.timer(calls)
+        except TimeIsOverError:
+            raise
         except Exception as error:
             reasons[number] = f"{type(error).__name__}: {error}"
     for number, values in program.rounds(timers).items():

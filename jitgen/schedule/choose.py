@@ -43,9 +43,13 @@ def choose(
     if problem is not None:
         row = tuned.find(family, device.target.arch, device.model.name, device.dialect, problem)
     if row is not None:
-        chosen = next((candidate for candidate in candidates if row.selects(candidate)), None)
-        if chosen is not None:
-            return Choice(chosen, row.digest)
-        text = f"{row.source}: a measured choice for {device.target} names no candidate: {row}"
-        console.warn(f"{text}; the model chooses", CacheWarning, stacklevel=2)
+        chosen = [candidate for candidate in dict.fromkeys(candidates) if row.selects(candidate)]
+        if len(chosen) == 1:
+            return Choice(chosen[0], row.digest)
+        several = f"{len(chosen)} candidates, and needs more of their fields to tell them apart"
+        names = several if chosen else "no candidate"
+        text = f"{row.source}: a measured choice for {device.target} names {names}: {row}"
+        console.warn(f"{text}; the model chooses{' among them' if chosen else ''}", CacheWarning, stacklevel=2)
+        if chosen:
+            return Choice(min(chosen, key=cost), row.digest)
     return Choice(min(candidates, key=cost))

@@ -129,8 +129,8 @@ def _batched(trace: Trace, input: Node, other: Node) -> Node:
         raise UnsupportedError(
             CHOSEN_OTHERWISE
             if of_chosen
-            else "matrices of a quantised weight (E, N, K) multiply activations (M, K) or (E, M, K), and a matrix those "
-            "of any dimensions, x @ w.T; reshape the activation to these"
+            else "matrices of a quantised weight (E, N, K) multiply activations (M, K) or (E, M, K), and a matrix "
+            "those of any dimensions, x @ w.T; reshape the activation to these"
         )
     batch = broadcast_shapes(trace, input.shape[:-2], other.shape[:-2])
     left = expand(trace, input, (*batch, *input.shape[-2:]))
@@ -338,7 +338,7 @@ def _product_of(trace: Trace, first: _Term, second: _Term, result: list[str]) ->
     if weight.is_weight and not _is_product_of_weight(left, x, right, weight, result):
         raise UnsupportedError(WEIGHT_IN_EINSUM)
     sizes = _sizes_of(trace, [first, second])
-    if len(right) > 3 and weight.is_weight or is_of_some(weight):  # by each matrix that ids or a slice chose
+    if (len(right) > 3 and weight.is_weight) or is_of_some(weight):  # by each matrix that ids or a slice chose
         left, x = _with_ids(trace, left, x, right, weight)
     shared = [name for name in right if name in left]  # a weight's matrices stay in their order
     batch = [name for name in (shared if weight.is_weight else result) if name in shared and name in result]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -228,7 +228,7 @@ def test_matrices_of_a_quantised_weight() -> None:
         jitgen.jit(lambda x, w: F.linear(x, w[5]))(x[0], weight)
 
 
-CHOSEN: dict[str, Function] = {
+CHOSEN: dict[str, Callable[..., torch.Tensor]] = {
     "one id": lambda x, w, ids: F.linear(x, w[ids[0, 0]]) + torch.einsum("td,od->to", x, w[ids[0, 1]]),
     "one id on the left": lambda x, w, ids: w[ids[0, 0]] @ x.mT + (w[ids[0, 1]] @ x[0])[:, None],
     "one id of batches": lambda x, w, ids: F.linear(x[:, None, None], w[ids[-1, -1]]),

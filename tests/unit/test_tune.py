@@ -206,6 +206,41 @@ def test_a_run_ends_when_its_seconds_are_over(problem: tune.Problem, tmp_path: P
     assert tune.tune([problem], tmp_path, CPU, 1e-9, jobs=1) == []
 
 
+@pytest.mark.parametrize("where", ["build", "calls", "rounds"])
+def test_time_that_ends_amid_a_problem_leaves_it_to_the_next_run(
+    where: str, problem: tune.Problem, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends within the second build, the second candidate's calls, or the first timing."""
+    owner, now, count = tune.work if where == "build" else Program, [0.0], iter(range(100))
+    original = getattr(owner, where)
+
+    def late(*arguments: Any, **keywords: Any) -> Any:
+        if next(count) == (where != "rounds"):
+            now[0] = 301.0
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, where, late)
+    monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
+    assert tune.tune([problem], tmp_path, CPU, 300, jobs=1) == []
+    assert tune.measured_before(tmp_path, problem) == set()
+
+
+def test_the_command_counts_what_was_measured_before(
+    manifest: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = list(tune.problems_of(manifest_schema.read(manifest), host_target(), None))
+    of_gemm = [problem for problem in problems if problem.family == "gemm"]
+    assert len(of_gemm) > 1
+    tune.tune(of_gemm[:1], tmp_path, CPU, 300, jobs=1)
+    arguments = ["tune", str(manifest), "--family", "gemm", "--output", str(tmp_path), "--jobs", "1"]
+    monkeypatch.setattr(tune, "_measured", lambda *_: tune.Measured(of_gemm[1], (1.0, 0.5), (), None, 0.0))
+    result = CliRunner().invoke(command, arguments)
+    total = len(of_gemm)
+    assert f"{total} of {total} problems measured, 1 of them before; 0 new rows" in result.output
+    over = CliRunner().invoke(command, [*arguments, "--seconds", "1e-9", "--output", str(tmp_path / "other")])
+    assert f"0 of {total} problems measured, 0 of them before, {total} left for another run" in over.output
+
+
 def test_worker_processes_compile(problem: tune.Problem, tmp_path: Path, quick: None) -> None:
     (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=2)
     assert not result.failures
