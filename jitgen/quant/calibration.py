@@ -36,7 +36,7 @@ from jitgen.quant.feedback import with_feedback
 from jitgen.quant.migration import Factors, Migration
 from jitgen.quant.modules import described, replace_weight
 from jitgen.quant.observed import Observed, Observer, Run, Squares, Substitute, run
-from jitgen.quant.planned import Activations, Filter, Formats, Job, plan
+from jitgen.quant.planned import Activations, Filter, Formats, Job, Plan, plan
 from jitgen.quant.qtensor import QTensor
 from jitgen.quant.quantize import quantize
 from jitgen.quant.report import QuantizationReport, SkippedLayer
@@ -79,7 +79,7 @@ def calibrate(
         the report of ``quantize_``, with what was migrated.
 
     Raises:
-        FormatError: there is no such method, no batch, or none of the weights is seen. Whatever is raised, by a batch
+        FormatError: there is no such method, no batch, no weight to quantise, or none of them is seen. Whatever is raised, by a batch
             too, the model is then unchanged.
     """
     if method not in METHODS:
@@ -88,6 +88,8 @@ def calibrate(
         raise FormatError(f"percentile {percentile!r}; expected a number above 0 and up to 100")
     kinds = "int8" if activation is None and method in STATIC else activation
     planned = plan(model, format, group_size, filter_fn, kinds, embeddings)
+    if not planned.jobs:
+        raise FormatError(f"calibrate finds no weight to quantise: {_why_none(planned)}")
     with progress.line(f"calibrating by {method}") as say:
         calibration = _Calibration(model, list(batches), planned.jobs, method, percentile, say)
         calibration.observe()
@@ -162,7 +164,7 @@ class _Calibration:
         for number in migration.find():
             self.say(f"{number} norms and products asked for factors")
         self.factors = migration.factors
-        if not self.factors.columns and not self.factors.stored:
+        if seen and not self.factors.columns and not self.factors.stored:
             warnings.warn(
                 f"{self.method} moves nothing to weights: whatever returns an activation here is read by other "
                 "operations too, or what lies between does not commute with factors of columns",
@@ -246,6 +248,15 @@ class _Calibration:
         assert observed.largest is not None
         most = float(observed.largest.max()) if self.method == "absmax" else observed.percentile(self.percentile)
         return made.with_input_scale(max(most / kind_of(job.kind).largest, SMALLEST_SCALE))
+
+
+def _why_none(planned: Plan) -> str:
+    """Returns why a plan has no weights: patterns that match no layer, and of layers why they stay as they are."""
+    if not planned.skipped:
+        return "the model has no layer that quantize_ knows, such as nn.Linear; jitgen.quantize makes a weight of a tensor"
+    more = f", and {len(planned.skipped) - 3} more" if len(planned.skipped) > 3 else ""
+    patterns = [f"the pattern {pattern!r} matches no layer" for pattern in planned.unmatched]
+    return "; ".join([*patterns, *(f"{layer.name}: {layer.reason}" for layer in planned.skipped[:3])]) + more
 
 
 def _is_made(job: Job) -> bool:

@@ -324,4 +324,16 @@ def test_what_is_refused_leaves_the_model_as_it_was() -> None:
             jitgen.calibrate(made, *arguments)
     with pytest.raises(FormatError, match="expected a number above 0"):
         jitgen.calibrate(made, [x], "percentile", percentile=0)
+    with pytest.raises(FormatError, match=r"no weight to quantise: the pattern 'up\*' matches no layer; 0: no pattern"):
+        jitgen.calibrate(made, [x], format={"up*": "int8"})
+    with pytest.raises(FormatError, match="no weight to quantise: the model has no layer"):
+        jitgen.calibrate(nn.ReLU(), [x])
     assert type(made[0].weight) is nn.Parameter
+
+
+@pytest.mark.parametrize("method", ["awq", "smoothquant"])
+@pytest.mark.filterwarnings("error::jitgen.errors.FallbackWarning")
+def test_of_weights_that_fit_no_format_their_reason_is_said_alone(method: str) -> None:
+    made, batches = nn.Sequential(nn.Linear(40, 8)), [torch.randn(4, 40)]
+    report = jitgen.calibrate(made, batches, method, format="fp8_e4m3", activation="mxfp8")
+    assert [skipped.name for skipped in report.skipped] == ["0"]
