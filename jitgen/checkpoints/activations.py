@@ -70,7 +70,7 @@ def applied(source: Source, name: str, weight: QTensor, wanted: str | None) -> t
     except FormatError as error:
         if wanted != CHECKPOINT:
             raise FormatError(f"{name}: {error}") from None
-        return weight, f"{stated.words}: left as floats, since {weight.format} has no kernels for it"
+        return weight, f"{stated.words}: left as floats, since {str(error).partition(';')[0]}"
     if not stated.static:
         return made, stated.kind
     scale_name = _input_scale(source, prefix)

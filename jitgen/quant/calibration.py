@@ -253,7 +253,9 @@ class _Calibration:
 def _why_none(planned: Plan) -> str:
     """Returns why a plan has no weights: patterns that match no layer, and of layers why they stay as they are."""
     if not planned.skipped:
-        return "the model has no layer that quantize_ knows, such as nn.Linear; jitgen.quantize makes a weight of a tensor"
+        return (
+            "the model has no layer that quantize_ knows, such as nn.Linear; jitgen.quantize makes a weight of a tensor"
+        )
     more = f", and {len(planned.skipped) - 3} more" if len(planned.skipped) > 3 else ""
     patterns = [f"the pattern {pattern!r} matches no layer" for pattern in planned.unmatched]
     return "; ".join([*patterns, *(f"{layer.name}: {layer.reason}" for layer in planned.skipped[:3])]) + more

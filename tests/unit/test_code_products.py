@@ -298,7 +298,7 @@ def test_the_newer_scaled_mm(recipe: str) -> None:
 
     @jitgen.jit
     def scaled(a: torch.Tensor, b: torch.Tensor, s: torch.Tensor, t: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        return F.scaled_mm(a, b.T, s, first, t, second, bias=c)
+        return F.scaled_mm(a, b.T, s, first, t, second, bias=c, contraction_dim=(1, 0))
 
     found = scaled(a, b, s, t, bias)
     x = a.double() * (s.double() if recipe != "BlockWise1x128" else s.double().repeat_interleave(128, 1))
@@ -312,6 +312,8 @@ def test_the_newer_scaled_mm(recipe: str) -> None:
         scaled(a, b, torch.rand(5, 3), t, bias)
     with pytest.raises(JitgenError, match="TensorWise, RowWise"):
         jitgen.jit(lambda a, b, s: F.scaled_mm(a, b.T, s, kinds.BlockWise1x32, s, kinds.BlockWise1x32))(a, b, s)
+    with pytest.raises(JitgenError, match=r"contraction_dim=\(0, 1\)\): .*transpose an operand"):
+        jitgen.jit(lambda a, b, s: F.scaled_mm(a, b.T, s, first, s, first, contraction_dim=(0, 1)))(a, b, s)
 
 
 def test_attention_of_codes_stays_one_kernel() -> None:

@@ -116,7 +116,13 @@ def _scaled_mm_v2(
 ) -> Tensor:
     """Computes ``F.scaled_mm`` as ``_scaled_mm``, which tells the kind of scales by their shapes."""
     recipe = (*recipe_a, *recipe_b)
-    is_known = recipe in _RECIPES and not any((*swizzle_a, *swizzle_b, *contraction_dim))
+    dims = tuple(contraction_dim)
+    if dims and not (len(dims) == 2 and dims[0] in (1, -1) and dims[1] in (0, -2)):
+        raise UnsupportedError(
+            f"F.scaled_mm(contraction_dim={dims}): the columns of the first operand (M, K) meet the rows of the second "
+            "(K, N), which is (1, 0); transpose an operand that is stored otherwise, mat.t()"
+        )
+    is_known = recipe in _RECIPES and not any((*swizzle_a, *swizzle_b))
     if not is_known or len(scale_a) != 1 or len(scale_b) != 1:
         raise UnsupportedError(
             f"F.scaled_mm takes scales that are {', '.join(_RECIPES.values())}, not swizzled, and two matrices "
