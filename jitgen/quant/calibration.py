@@ -79,8 +79,8 @@ def calibrate(
         the report of ``quantize_``, with what was migrated.
 
     Raises:
-        FormatError: there is no such method, no batch, no weight to quantise, or none of them is seen. Whatever is raised, by a batch
-            too, the model is then unchanged.
+        FormatError: there is no such method, no batch, no weight to quantise, or none of them is seen. Whatever is
+            raised, by a batch too, the model is then unchanged.
     """
     if method not in METHODS:
         raise FormatError(f"unknown method {method!r}; expected one of {', '.join(map(repr, METHODS))}")
@@ -253,9 +253,7 @@ class _Calibration:
 def _why_none(planned: Plan) -> str:
     """Returns why a plan has no weights: patterns that match no layer, and of layers why they stay as they are."""
     if not planned.skipped:
-        return (
-            "the model has no layer that quantize_ knows, such as nn.Linear; jitgen.quantize makes a weight of a tensor"
-        )
+        return "the model has no layer that quantize_ takes, such as nn.Linear"
     more = f", and {len(planned.skipped) - 3} more" if len(planned.skipped) > 3 else ""
     patterns = [f"the pattern {pattern!r} matches no layer" for pattern in planned.unmatched]
     return "; ".join([*patterns, *(f"{layer.name}: {layer.reason}" for layer in planned.skipped[:3])]) + more
