@@ -222,7 +222,7 @@ _ASSEMBLY = {
     ),
     r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(t\).*?\);': "t = 1.0f / (size + 2.0f);",
     r'asm( volatile)?\("ld.global(?:.|\n)*?\);': "word = *address;",
-    r'asm volatile\("" : .*?\);': ";",
+    r'asm( volatile)?\("" : .*?\);': ";",
     r"asm( volatile)?\((?:.|\n)*?\);": "abort();",
 }
 _THREADS = "jitgen/cuda_on_host.hpp"
@@ -296,7 +296,8 @@ def _encoded(of: Any, address: int) -> bytes:
     """The ``TensorMap`` of ``tests/host_wgmma.cuh`` for a mapped tensor of up to five dimensions."""
     missing = 5 - len(of.sizes)
     sizes, strides = (*(1,) * missing, *of.sizes), (*(0,) * missing, *of.strides)
-    return struct.pack("13q24x", address + of.offset, *sizes, *strides, of.box[-2], DTYPES[of.dtype].itemsize)
+    item = 4 if of.dtype == "uint32" else DTYPES[of.dtype].itemsize
+    return struct.pack("14q16x", address + of.offset, *sizes, *strides, of.box[-2], item, of.box[-1])
 
 
 def packed(arguments: Any, codes: str, varying: Sequence[Any]) -> bytes:

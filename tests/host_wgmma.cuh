@@ -13,12 +13,13 @@ void wgmma_wait() {}
 template <class Sum, int n>
 void wgmma_written(Sum (&)[n]) {}
 
-// The address, five sizes and five strides in elements, outermost first, the rows of a box, and the bytes of an element; of
-// the size of a CUtensorMap.
+// The address, five sizes and five strides in elements, outermost first, the rows of a box, the bytes of an element, and
+// the columns of a box; of the size of a CUtensorMap.
 struct alignas(64) TensorMap {
   uint64_t address;
-  int64_t sizes[5], strides[5], box, item;
+  int64_t sizes[5], strides[5], box, item, columns;
 };
+constexpr uint64_t keep_normal = 0, evict_first = 1;
 inline void prefetch_map(const TensorMap&) {}
 
 // There are no registers to deal; RegisterDeal checks the numbers.
@@ -60,6 +61,22 @@ inline void copy_box_of_matrix(
 }
 inline void copy_box(uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier) {
   copy_box_of_batch(to, map, column, row, {0, 0, 0}, barrier);
+}
+// Of a matrix of codes: rows of a box lie side by side, without a swizzle.
+inline void copy_box(uint32_t to, const TensorMap& map, int column, int row, uint32_t barrier, uint64_t) {
+  const int64_t bytes = map.columns * map.item;
+  for (int r = 0; r < map.box; ++r) {
+    for (int c = 0; c < map.columns; ++c) {
+      uint8_t* const place = shared_memory + to + r * bytes + c * map.item;
+      const int64_t offset = (row + r) * map.strides[3] + (column + c) * map.strides[4];
+      if (row + r < map.sizes[3] && column + c < map.sizes[4]) {
+        memcpy(place, reinterpret_cast<const uint8_t*>(map.address) + offset * map.item, map.item);
+      } else {
+        memset(place, 0, map.item);
+      }
+    }
+  }
+  barrier_copied(barrier, int(map.box * bytes));
 }
 inline void copy_box_multicast(uint32_t, const TensorMap&, int, int, uint32_t, uint16_t) { abort(); }
 inline void copy_box_of_matrix_multicast(uint32_t, const TensorMap&, int, int, int, int, uint32_t, uint16_t) { abort(); }

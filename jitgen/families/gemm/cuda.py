@@ -44,6 +44,7 @@ from jitgen.ir.program import Kernel
 from jitgen.kernel.operands import ACCESS_BYTES, WARP, item_size
 from jitgen.kernel.printed_entry import map_names
 from jitgen.quant import formats
+from jitgen.quant.codes import CODES
 from jitgen.schedule.declared import Member
 
 SUMS_TOKENS = 16
@@ -427,19 +428,23 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]
         facts |= {"contractions": len(products.regions[0].contractions)}
         stored = [item_size(store.dtype) for region in products.regions for store in region.stores]
         facts |= {"run": 4 if set(stored) == {4} and not schedule.swapped else wgmma.EPILOGUE_WIDTH}
-        facts |= {"scaled": bool(first.contraction.blocks), "in_pairs": _in_pairs(schedule, products)}
-    return schedule.members(**facts)
+        facts |= {"scaled": bool(first.contraction.blocks)}
+    return schedule.members(**facts, in_pairs=_in_pairs(schedule, products))
 
 
-def _in_pairs(schedule: WgmmaDense, products: GemmContext) -> bool:
-    """Returns whether an epilogue computes its results as the sums of codes lie in registers, two columns of a row at
-    a time: it has one result, of 16 bits, and reads no matrix, of which such pairs would be read in many pieces."""
+def _in_pairs(schedule: WgmmaTiling, products: GemmContext) -> bool:
+    """Returns whether an epilogue computes its results as the sums of codes lie in registers, one or two columns of a
+    row at a time: it has one result, of 16 bits, and reads no matrix, which would be read in many pieces."""
     first, *others = products.regions
-    if not isinstance(schedule, WgmmaBytes) or schedule.swapped or others or products.batch or products.grouping:
+    if others or products.batch or products.grouping:
         return False
+    if isinstance(schedule, WgmmaQuantized):
+        of_codes = first.contractions[0].contraction.dtype in CODES
+    else:
+        of_codes = isinstance(schedule, WgmmaBytes) and not schedule.swapped and len(first.contractions) == 1
     kinds = {operand.kind for operand in first.loads}
     stored = [(item_size(store.dtype), store.run, store.kind) for store in first.stores]
-    return len(first.contractions) == 1 and stored == [(2, 1, "full")] and kinds <= {"row", "column", "scalar"}
+    return of_codes and stored == [(2, 1, "full")] and kinds <= {"row", "column", "scalar"}
 
 
 # ----------------------------------------------------------------------------------------------------------- regions

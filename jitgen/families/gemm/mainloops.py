@@ -139,7 +139,7 @@ class WgmmaQuantized(WgmmaMainloop):
     path: ClassVar[str] = "wgmma_quantized"
     config = (
         *("trimmed", "ranges", "contractions", "regions", "tokens", "warpgroups", "blocks", "span", "steps", "stagger"),
-        *("stages", "multicast", "raster", "most_splits", "resident"),
+        *("stages", "multicast", "raster", "most_splits", "resident", "in_pairs"),
     )
     pingpong: ClassVar[bool] = False
     tokens: int
@@ -161,6 +161,10 @@ class WgmmaQuantized(WgmmaMainloop):
     def tilings(self) -> tuple[WgmmaQuantized]:
         """Returns the tilings that a launch chooses from: this one alone."""
         return (self,)
+
+    def members(self, **facts: bool | int | str) -> list[Member]:
+        """Returns the members of ``struct Config``, without ``in_pairs`` where it says nothing."""
+        return [member for member in super().members(**facts) if member.name != "in_pairs" or facts["in_pairs"]]
 
     @property
     def block_m(self) -> int:

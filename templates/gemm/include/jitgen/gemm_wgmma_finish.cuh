@@ -6,6 +6,7 @@
 #include "jitgen/gemm_wgmma_decode.cuh"
 #include "jitgen/gemm_wgmma_shape.cuh"
 #include "jitgen/gemm_wgmma_walk.cuh"
+#include "jitgen/lanes.cuh"
 
 namespace jitgen {
 
@@ -69,7 +70,62 @@ struct QuantizedFinish {
     }
   }
 
+  // Computes results as their sums lie in registers, so that what they read is read at once, and stages the results, which
+  // are half as many bytes as the sums.
+  JITGEN_DEVICE void finish_in_registers(const TilePlace& tile, const Sums& acc, int columns) const {
+    using One = typename Epilogue::template Results<1>;
+    using Eight = typename Epilogue::template Results<8>;
+    static_assert(sizeof(One) == 2 && sizeof(Eight) == 16 && Config::regions == 1, "one result of 16 bits");
+    constexpr int area = contractions * Shape::chunk * Shape::pitch * 4, most = area / 2048 * 16;  // tokens staged at once
+    constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
+    uint8_t* const staging = memory + Shape::staging_at + warpgroup * area;
+    if (tile.column >= columns) return;  // the last blocks of a cluster that shares x may have no columns
+#pragma unroll
+    for (int block = 0; block < Shape::contraction_blocks; ++block) {
+      const int first = tile.column + (warpgroup * Shape::contraction_blocks + block) * 64;
+      One all[Config::tokens / 2];
+#pragma unroll
+      for (int i = 0; i < Config::tokens / 2; ++i) {
+        const int m = tile.row + i / 4 * 8 + lane % 4 * 2 + i % 2, n = first + warp * 16 + lane / 4 + i % 4 / 2 * 8;
+        float sums[contractions][1];
+#pragma unroll
+        for (int c = 0; c < contractions; ++c) sums[c][0] = acc[c * Shape::contraction_blocks + block][i] * grown;
+        all[i] = epilogue.template results<1>(tile.below + smaller(m, rows - 1), smaller(n, columns - 1), sums, 1);
+      }
+      // A token's runs of eight columns are permuted, so that neither results nor reads of runs meet in a bank.
+#pragma unroll
+      for (int begin = 0; begin < Config::tokens; begin += most) {
+        if (tile.row + begin >= rows) continue;
+        group_barrier<128>(1 + warpgroup, "staging of a warpgroup");
+#pragma unroll
+        for (int i = begin / 2; i < (begin + most) / 2; ++i) {
+          if (i >= Config::tokens / 2) continue;
+          const int token = i / 4 * 8 - begin + lane % 4 * 2 + i % 2, run = warp * 2 + i % 4 / 2;
+          *reinterpret_cast<One*>(staging + token * 128 + (run ^ token % 8) * 16 + lane / 4 * 2) = all[i];
+        }
+        group_barrier<128>(1 + warpgroup, "staging of a warpgroup");
+        const int run = thread % 8, n = first + run * 8;
+        Words<Eight> eights[most / 16];  // all are read before the first is stored: one latency for all of them
+#pragma unroll
+        for (int i = 0; i < most / 16; ++i) {
+          if (begin + i * 16 >= Config::tokens) continue;
+          const int token = i * 16 + thread / 8;
+          const uint4 words = *reinterpret_cast<const uint4*>(staging + token * 128 + (run ^ token % 8) * 16);
+          eights[i].word[0] = words.x, eights[i].word[1] = words.y, eights[i].word[2] = words.z, eights[i].word[3] = words.w;
+        }
+#pragma unroll
+        for (int i = 0; i < most / 16; ++i) {
+          if (begin + i * 16 >= Config::tokens) continue;
+          const int m = tile.row + begin + i * 16 + thread / 8;
+          if (m < rows && n < columns) epilogue.template store<8>(tile.below + m, n, eights[i].whole, smaller(8, columns - n));
+        }
+      }
+    }
+  }
+
   JITGEN_DEVICE void finish(const TilePlace& tile, const Sums& acc, int columns) const {
+    if constexpr (Shape::in_pairs) return finish_in_registers(tile, acc, columns);
     constexpr int chunk = Shape::chunk, pitch = Shape::pitch, area = chunk * pitch;
     const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
     float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warpgroup * contractions * area;

@@ -20,6 +20,15 @@ constexpr int staged_tokens(int tokens, int warpgroups, int contractions) {
   return (tokens % 64 == 0 && warpgroups <= 2 ? 64 : 32) / contractions;
 }
 
+template <class Config, class = void>
+struct QuantizedInPairs {
+  static constexpr bool value = false;
+};
+template <class Config>
+struct QuantizedInPairs<Config, decltype(void(Config::in_pairs))> {
+  static constexpr bool value = Config::in_pairs;
+};
+
 template <class Config, class Weight>
 struct QuantizedShape {
   static constexpr int consumers = Config::warpgroups * 128;
@@ -81,6 +90,7 @@ struct QuantizedShape {
   static constexpr int sum_pitch = columns + 4;
   static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
+  static constexpr bool in_pairs = QuantizedInPairs<Config>::value;
   static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1), "ranges of K");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
