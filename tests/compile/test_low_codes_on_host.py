@@ -36,7 +36,13 @@ def quantised(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("format", "group"), [("int4", 128), ("uint4", 64), ("int4", None)])
 @pytest.mark.quick(where=lambda tile, rows, group: tile == (80, 2) and rows == 67 and group == 128)
 def test_results_are_computed_in_registers(
-    tile: tuple[int, int], rows: int, columns: int, length: int, format: str, group: int | None, monkeypatch: pytest.MonkeyPatch
+    tile: tuple[int, int],
+    rows: int,
+    columns: int,
+    length: int,
+    format: str,
+    group: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tokens are staged some at a time, the last of them fewer, and rows and columns end within a tile."""
     tiles = WgmmaQuantized(tile[0], tile[1], 1, 2, stages=8)

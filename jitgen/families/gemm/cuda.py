@@ -420,7 +420,8 @@ def _epilogue_moves(region: GemmRegion, products: GemmContext) -> list[str]:
 def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]:
     """Returns the members of the mainloop's Config."""
     shares_x = isinstance(schedule, WgmmaQuantized) and schedule.multicast > 1
-    facts: dict[str, bool | int] = {"trimmed": not shares_x, "regions": len(products.regions)}
+    in_pairs = _in_pairs(schedule, products)
+    facts: dict[str, bool | int] = {"trimmed": not shares_x, "regions": len(products.regions), "in_pairs": in_pairs}
     if isinstance(schedule, WgmmaDense):
         first = products.regions[0].contractions[0]
         assert first.x is not None
@@ -428,8 +429,9 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]
         facts |= {"contractions": len(products.regions[0].contractions)}
         stored = [item_size(store.dtype) for region in products.regions for store in region.stores]
         facts |= {"run": 4 if set(stored) == {4} and not schedule.swapped else wgmma.EPILOGUE_WIDTH}
-        facts |= {"scaled": bool(first.contraction.blocks)}
-    return schedule.members(**facts, in_pairs=_in_pairs(schedule, products))
+        reads = any(operand.kind != "scalar" for operand in products.regions[0].loads)
+        facts |= {"scaled": bool(first.contraction.blocks), "at_once": in_pairs and reads}
+    return schedule.members(**facts)
 
 
 def _in_pairs(schedule: WgmmaTiling, products: GemmContext) -> bool:

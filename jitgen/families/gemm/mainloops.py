@@ -209,10 +209,10 @@ class WgmmaDense(WgmmaMainloop):
     config = (
         *("transposed", "trimmed", "pingpong", "ranges", "contractions", "regions", "down", "across", "columns"),
         *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged", "run"),
-        *("swapped", "blocks", "other_multicast", "x_transposed", "scaled", "in_pairs"),
+        *("swapped", "blocks", "other_multicast", "x_transposed", "scaled", "in_pairs", "at_once"),
     )
     defaults: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("swapped", "x_transposed", "scaled", "in_pairs"), "false"),
+        **dict.fromkeys(("swapped", "x_transposed", "scaled", "in_pairs", "at_once"), "false"),
         **dict.fromkeys(("blocks", "other_multicast"), "1"),
     }
     block_k: ClassVar[int] = CHUNK

@@ -455,7 +455,8 @@ struct DenseKernel {
   }
 
   // Computes results as their sums lie in registers, two columns of a row at a time, and stages the results, which are
-  // half as many bytes as the sums.
+  // half as many bytes as the sums. With `at_once` all are computed before the first is staged, so that what they read is
+  // read with one latency: 1 to 10 % less time (24 products on an H200). Without reads it is up to 4 % more.
   template <class Own>
   JITGEN_DEVICE void finish_in_pairs(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns, int rows) const {
     using Pair = typename Own::template Results<2>;
@@ -467,23 +468,32 @@ struct DenseKernel {
     const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
     uint8_t* const staging = memory + Shape::staging_at + warp * 16 * wide * 2;
+    Words<Pair> results[Shape::at_once ? blocks * turns : 1][runs][2];
+    const auto compute = [&](int turn, Words<Pair>(&pairs)[runs][2]) {
+      const int row = first_row + turn / turns * 64 + lane / 4, column = first + turn % turns * wide + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < runs; ++i) {
+        const int n = smaller(column + i * 8, (columns - 1) / 2 * 2), live = smaller(2, columns - n);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Sum* const from = acc[0][turn / turns] + (turn % turns * runs + i) * 4 + half * 2;
+          const Sum sums[1][2] = {{from[0], from[1]}};
+          const int m = tile.below + smaller(row + half * 8, rows - 1);
+          pairs[i][half].whole = epilogue.template results<2>(m, n, sums, live);
+        }
+      }
+    };
+    if constexpr (Shape::at_once) {
+#pragma unroll
+      for (int turn = 0; turn < blocks * turns; ++turn) compute(turn, results[turn]);
+    }
     // Runs of eight columns are permuted within `swizzle` of them, so that neither pairs nor reads meet in a bank.
 #pragma unroll
     for (int turn = 0; turn < blocks * turns; ++turn) {
       const int row = first_row + turn / turns * 64, column = first + turn % turns * wide;
       if (row >= rows || column >= columns) continue;
-      Words<Pair> pairs[runs][2];
-#pragma unroll
-      for (int i = 0; i < runs; ++i) {
-        const int own = column + i * 8 + lane % 4 * 2, n = own < columns ? own : column, live = smaller(2, columns - n);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const Sum* const from = acc[0][turn / turns] + (turn % turns * runs + i) * 4 + half * 2;
-          const Sum sums[1][2] = {{from[0], from[1]}};
-          const int m = tile.below + smaller(row + lane / 4 + half * 8, rows - 1);
-          pairs[i][half].whole = epilogue.template results<2>(m, n, sums, live);
-        }
-      }
+      Words<Pair>(&pairs)[runs][2] = results[Shape::at_once ? turn : 0];
+      if constexpr (!Shape::at_once) compute(turn, pairs);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < swizzle; ++i) {

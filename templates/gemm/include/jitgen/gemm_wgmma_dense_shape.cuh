@@ -41,6 +41,8 @@
 //     static constexpr bool scaled = true;    // whether blocks of 128 k's have scales, as BlockScales says
 //     static constexpr bool in_pairs = true;  // whether the one result has 16 bits and is computed as the sums lie in
 //                                             // registers, two neighbouring columns at a time, with one contraction
+//     static constexpr bool at_once = true;   // with it, whether the epilogue reads anything: then all results of a thread
+//                                             // are computed before the first is staged
 //   };
 #pragma once
 
@@ -132,7 +134,7 @@ JITGEN_DEVICE int staged_column(int run, int within) { return run * 8 + (within 
 
 // The members that a Config may leave out.
 struct DenseDefaults {
-  static constexpr bool swapped = false, x_transposed = false, scaled = false, in_pairs = false;
+  static constexpr bool swapped = false, x_transposed = false, scaled = false, in_pairs = false, at_once = false;
   static constexpr int blocks = 1, other_multicast = 1;
 };
 
@@ -178,7 +180,7 @@ struct DenseShape {
   static constexpr int scales_at = barriers_at + Config::stages * 16;
   static constexpr int bytes = scales_at + Config::stages * stage_scales * 4;
   static_assert(!scaled || (rows % 32 == 0 && pieces <= 32), "a warp copies the scales of a stage");
-  static constexpr bool in_pairs = Config::in_pairs;
+  static constexpr bool in_pairs = Config::in_pairs, at_once = Config::at_once;
 
   // Where K is split, the partial sums, [contractions][rows][columns], overwrite the stages.
   static constexpr int sum_pitch = Config::columns + 8;
