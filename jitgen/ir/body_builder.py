@@ -116,7 +116,8 @@ class BodyBuilder:
         whose epilogues take as long as those of other products while their mainloops take half the time."""
         instruction = self.instructions[value]
         is_rounded = instruction.op == "round_to" and instruction.attr == dtype
-        of_codes = any(each.dtype.startswith(("float8", "int8", "uint8")) for each in self._contractions)
+        codes = ("float8", "int8", "uint8")
+        of_codes = any(product.dtype.startswith(codes) for product in self._contractions)
         return instruction.args[0] if is_rounded and (of_codes or dtype.startswith("float8")) else value
 
     def _emit(self, instruction: Instruction) -> int:
