@@ -22,7 +22,6 @@ from jitgen.families.gemm.wgmma_model import (
     CODE_BLOCK,
     CODE_DECODE,
     CODE_EPILOGUE,
-    CODE_QUARTER_TOKENS,
     CODE_SUM,
     CODE_TOKEN,
     DECODE,
@@ -44,6 +43,11 @@ from jitgen.families.gemm.wgmma_model import (
     SUMS_FIXED,
     SWAPPED_LINES,
     TALL_WAIT,
+    UNPROMOTED,
+    UNPROMOTED_MISSING,
+    UNPROMOTED_PINGPONG,
+    UNPROMOTED_WARPGROUP,
+    TileFit,
     Times,
 )
 from jitgen.quant.codes import BLOCK
@@ -237,18 +241,19 @@ def _tall_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
         yield WgmmaQuantized(tokens, 3, 1, span, stages=8)
 
 
-_TALL_CODES = ((144, 2, 1), (128, 2, 2), (160, 2, 2), (160, 2, 1), (176, 2, 2), (192, 2, 2), (96, 3, 1), (112, 3, 1))
-"""Rows of x, warpgroups, and blocks that share x, of tiles of one block of 64 rows of codes, besides those of
-``SHAPES``. Where x is int8, two halves of 160 or 192 rows are added up in turn."""
+_TALL_CODES = ((144, 2), (160, 2), (176, 2), (192, 2), (80, 3), (96, 3), (112, 3))
+"""Rows of x and warpgroups of tiles of one block of 64 rows of codes where x is int8, besides those of ``SHAPES``.
+Where two blocks shared x's tile those of 176 rows took 1 to 3 % longer (12 products on an H200)."""
+MOST_SPLIT_CODES = 160
+"""Rows of x of a tile up to which two warpgroups have the registers to exchange sums that a cluster shares."""
 
 
 def _tall_code_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
     if weights.item == 2 or weights.contractions > 1 or rows <= FEW_TOKENS[-1]:
         return
-    for tokens, warpgroups, multicast in _TALL_CODES:
-        # Three warpgroups have no registers to exchange sums.
-        splits = 1 if multicast > 1 or warpgroups > 2 else max(weights.chip.resident_clusters)
-        yield WgmmaQuantized(tokens, warpgroups, 1, 2, stages=8, cluster_k_splits=splits, multicast=multicast)
+    for tokens, warpgroups in _TALL_CODES:
+        splits = max(weights.chip.resident_clusters) if warpgroups == 2 and tokens <= MOST_SPLIT_CODES else 1
+        yield WgmmaQuantized(tokens, warpgroups, 1, 2, stages=8, cluster_k_splits=splits)
 
 
 def _estimate_quantized(
@@ -279,7 +284,7 @@ def _estimate_quantized(
         stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.warpgroups
         few = QUARTER_TOKENS if tiles.tokens % 32 and tiles.tokens > MANY_TOKENS[0] else 1.0
         if weights.item == 1:
-            few = CODE_EPILOGUE * (CODE_QUARTER_TOKENS if tiles.tokens % 32 else 1.0)
+            few = CODE_EPILOGUE
         return few * area * max(stores, instructions) + QUANTIZED.tile
 
     chunks = -(-weights.length // (tiles.block_k * tiles.k_splits))
@@ -495,6 +500,8 @@ _BYTES = (
     WgmmaBytes(2, 1, 160, stages=5, multicast=2, staged=32, pingpong=True),
     WgmmaBytes(2, 1, 128, stages=6, multicast=2, pingpong=True),
     WgmmaBytes(2, 1, 128, stages=6, pingpong=True),
+    WgmmaBytes(2, 1, 160, stages=5, multicast=2, shares_x=True, staged=32, pingpong=True),
+    WgmmaBytes(2, 1, 128, stages=6, multicast=2, shares_x=True, pingpong=True),
     WgmmaBytes(2, 1, 96, stages=7, staged=32, pingpong=True),
     WgmmaBytes(1, 1, 256, stages=4, multicast=2, pingpong=True),
     WgmmaBytes(1, 1, 128, stages=8, pingpong=True),
@@ -524,7 +531,7 @@ _PROMOTED = (
     WgmmaBytes(1, 1, 128, stages=8, pingpong=True),
 )
 """Tiles of one product of 8-bit floats, whose threads have two numbers for each sum. Their warpgroups start products as
-they come. In an order (``ProductOrder``) tiles of 256 columns took 4 to 11 % longer and those of 128 between 4 % less
+they come. In an order tiles of 256 columns took 4 to 11 % longer and those of 128 between 4 % less
 and 6 % more where a turn ended with the start of products, and the wide ones 22 to 28 % longer where it ended with the
 sums (eight products on a Hopper GPU)."""
 
@@ -636,13 +643,23 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
     return width in WGMMA_SIZES and tiles.columns % unit == 0
 
 
+def _fit_of(tiles: WgmmaDense, rows: int, weights: Weights, is_one: bool) -> tuple[TileFit, bool]:
+    """Returns the constants of a tile, and whether they are those of bytes and many rows. ``is_one``: whether there is
+    one product, and no groups."""
+    if weights.item == 2:
+        return DENSE_PINGPONG if tiles.pingpong else DENSE, False
+    if rows > MEDIUM_ROWS and weights.promoted and not tiles.pingpong:
+        return PROMOTED, True
+    if rows > MEDIUM_ROWS and is_one and not weights.promoted:
+        return UNPROMOTED_PINGPONG if tiles.pingpong else UNPROMOTED, True
+    return BYTES_PINGPONG if tiles.pingpong else BYTES, False
+
+
 def _estimate_dense(
     tiles: WgmmaDense, rows: int, weights: Weights, groups: Groups | None = None, products: int = 1
 ) -> tuple[int, float]:
     of_bytes = weights.item == 1
-    fit = (BYTES_PINGPONG if of_bytes else DENSE_PINGPONG) if tiles.pingpong else BYTES if of_bytes else DENSE
-    many = weights.promoted and not tiles.pingpong and rows > MEDIUM_ROWS
-    fit = PROMOTED if many else fit
+    fit, many = _fit_of(tiles, rows, weights, groups is None and products == 1)
     if tiles.cluster > 1 and fit.cluster:
         fit = replace(fit, fixed=fit.fixed + math.log2(tiles.cluster) * fit.cluster)
     # Of a tile as wgmma has it, whose rows are those of the weight where these are swapped.
@@ -661,7 +678,8 @@ def _estimate_dense(
     copied = (height, width) if of_bytes else (min(height, tall), min(width, max(wide)))
     depth = 1.0 if of_bytes else weights.length / (chunks * weights.chunk * tiles.k_splits)
     fetched = depth * (copied[0] / x_shares * x_lines + copied[1] / weight_shares * weight_lines) * CHUNK_BYTES
-    warpgroup = BYTES_WARPGROUP if of_bytes else DENSE_WARPGROUP
+    of_bytes_alone = UNPROMOTED_WARPGROUP if many and not weights.promoted else BYTES_WARPGROUP
+    warpgroup = of_bytes_alone if of_bytes else DENSE_WARPGROUP
     alone = tiles.blocks * width / tiles.across * warpgroup.column + warpgroup.fixed
     if weights.promoted:
         alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
@@ -675,7 +693,9 @@ def _estimate_dense(
     matrices = 1.0 if groups is None else groups.used
     read = products * (rows + matrices * sum(weights.columns)) * weights.length * weights.item
     in_l2 = read <= weights.chip.l2_bytes
-    missing = fit.l2_bytes if many else BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES
+    missing = BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES
+    if many:
+        missing = fit.l2_bytes if weights.promoted else UNPROMOTED_MISSING
     copies = fetched / (fit.l2_bytes if in_l2 else missing)
     least = fit.least[tiles.cluster.bit_length() - 1]
     lines = SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else fit.half_lines

@@ -59,11 +59,6 @@ struct QuantizedShape {
                               : Weight::group % 32 == 0        ? 32
                                                                : 16;
   static constexpr int parts = 64 * span / part;
-  // Products of codes, of one block of 64 rows, with a group in a stage: whether two warpgroups start theirs in an order,
-  // or, of more tokens, add up two halves of these in turn.
-  static constexpr bool grouped_codes = item == 1 && group_scales && parts == 1 && Config::blocks == 1;
-  static constexpr bool ordered = grouped_codes && Config::tokens == 128 && Config::warpgroups == 2;
-  static constexpr int halves = grouped_codes && Config::tokens > 128 && Config::tokens % 32 == 0 ? 2 : 1;
   static constexpr int scale_bytes = group_scales ? tiles * parts * 16 * int(sizeof(typename Weight::Scale)) : 0;
   static constexpr int zero_bytes = Weight::zero_points ? tiles * parts * 16 * int(sizeof(typename Weight::Zero)) : 0;
   static constexpr int side_bytes = scale_bytes + zero_bytes;

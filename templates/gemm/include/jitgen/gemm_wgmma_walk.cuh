@@ -197,24 +197,6 @@ struct TileOrder {
   }
 };
 
-// The order in which two warpgroups start their products. The tensor cores take those of both in turn, so that both would
-// wait for their sums at one time, and both add them while the tensor cores have nothing. In an order, one adds while the
-// other one's are computed. Both start as many.
-template <bool ordered>
-struct ProductOrder {
-  static constexpr int first_barrier = 3;
-  // Before all products of a block.
-  static JITGEN_DEVICE void begin() {
-    if (ordered && threadIdx.x / 128 == 1) pass();
-  }
-  static JITGEN_DEVICE void wait() {
-    if constexpr (ordered) group_barrier<256>(first_barrier + threadIdx.x / 128, "turn of a warpgroup's products");
-  }
-  static JITGEN_DEVICE void pass() {
-    if constexpr (ordered) group_arrive<256>(first_barrier + 1 - threadIdx.x / 128);
-  }
-};
-
 // Loads eight sums from shared memory, four from each address; both are aligned to 16 bytes.
 JITGEN_DEVICE void gather(float (&sums)[8], const float* first, const float* second) {
   const float4 low = *reinterpret_cast<const float4*>(first), high = *reinterpret_cast<const float4*>(second);
