@@ -222,6 +222,7 @@ _ASSEMBLY = {
     ),
     r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(t\).*?\);': "t = 1.0f / (size + 2.0f);",
     r'asm( volatile)?\("ld.global(?:.|\n)*?\);': "word = *address;",
+    r'asm volatile\("st.global.v4(?:.|\n)*?\);': "words[i] = word;",
     r'asm( volatile)?\("" : .*?\);': ";",
     r"asm( volatile)?\((?:.|\n)*?\);": "abort();",
 }

@@ -174,7 +174,7 @@ def test_strides(backend: str) -> None:
 
 
 @backends
-@pytest.mark.parametrize("rows", [1, 2, 7, 16, 33])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 20, 33])
 def test_heads_that_share_keys_and_split_keys(rows: int, backend: str) -> None:
     def repeated(q: Any, k: Any, v: Any) -> Any:
         return plain(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1))
@@ -246,6 +246,30 @@ def test_special_values(backend: str) -> None:
     check(plain, q * 1e3, k, v, backend=backend)
     for rows, keys in ((150, 0), (0, 200), (150, 1), (1, 200), (1, 1)):
         check(plain, q[:, :, :rows], k[:, :, :keys], v[:, :, :keys], backend=backend, kernels=None)
+
+
+@backends
+@pytest.mark.parametrize(("depth", "width"), [(64, 64), (128, 128), (120, 136), (248, 248), (32, 96)])
+def test_few_blocks_of_many_rows(depth: int, width: int, backend: str) -> None:
+    """Blocks of a cluster share the keys of a block of rows, under masks too, in equal bits at every call; results have
+    row statistics beside them."""
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        s = (q @ k.transpose(-1, -2)).float() * 0.2
+        return torch.softmax(s, -1).to(v.dtype) @ v, torch.logsumexp(s, -1)
+
+    source = random.Random(depth)
+    for heads, rows, keys in ((1, 200, 1500), (3, 65, 3001), (2, 23, 2900), (7, 330, 777)):
+        shapes = (1, heads, rows, depth), (1, heads, keys, depth), (1, heads, keys, width)
+        operands_ = random_operands(source, *shapes)
+        for masks in ([], ["causal"], ["window"]):
+            function = formula(["scale"], masks)
+            found = check(function, *operands_, backend=backend, kernels=None)
+            assert torch.equal(found, check(function, *operands_, backend=backend, kernels=None))
+        result, logarithms = jitgen.jit(attend, backend=backend)(*operands_)
+        wanted, wanted_logarithms = attend(*(operand.double() for operand in operands_))
+        assert failure(result, wanted, *operands_, rounded=True) is None
+        torch.testing.assert_close(logarithms.double(), wanted_logarithms, rtol=1e-5, atol=1e-4)
 
 
 @backends

@@ -1,5 +1,5 @@
 // jitgen 0.1.0: template attention/attention.cu.j2
-// target sm_90a: wgmma, 192 rows a block, 3 warpgroups, 2 stages of 112 keys
+// target sm_90a: wgmma, 64 rows a block, 1 warpgroups, 2 stages of 112 keys, 2 blocks a multiprocessor, shared by clusters of up to 8 blocks
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
 // (N0, N1, N2, N3): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, score bfloat16 task, score int64 key, score int64 row, value bfloat16 contiguous, store
 //     bfloat16 contiguous
@@ -43,13 +43,14 @@ static_assert(
 struct Config {
   using Key = jitgen::bfloat16;
   using Value = jitgen::bfloat16;
-  static constexpr int warpgroups = 3;
+  static constexpr int warpgroups = 1;
+  static constexpr int blocks = 2;
   static constexpr int keys = 112;
   static constexpr int depth = 64;
   static constexpr int width = 64;
   static constexpr int stages = 2;
   static constexpr int staged = 32;
-  static constexpr int most_splits = 1;
+  static constexpr int most_splits = 8;
   static constexpr bool query_copied = true;
   static constexpr bool key_copied = true;
   static constexpr bool value_copied = true;
@@ -58,8 +59,8 @@ struct Config {
   static constexpr bool take_turns = true;
 };
 using Shape = jitgen::AttentionShape<Config>;
-static_assert(Shape::bytes == 114288, "shared memory as the launch has it");
-static_assert(Shape::threads == 512, "threads as the launch has them");
+static_assert(Shape::bytes == 76400, "shared memory as the launch has it");
+static_assert(Shape::threads == 256, "threads as the launch has them");
 
 struct Operands {
   const Params& constants;  // where the tensor maps are
@@ -227,6 +228,12 @@ struct Operands {
     }
   }
 
+  JITGEN_DEVICE void prefetch_maps() const {
+    jitgen::prefetch_map(constants.query_map);
+    jitgen::prefetch_map(constants.key_map);
+    jitgen::prefetch_map(constants.value_map);
+  }
+
   JITGEN_DEVICE void copy_query(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     const int batch[] = {0, params.query.strides[0] != 0 ? int(task.z0) : 0, params.query.strides[1] != 0 ? int(task.z1) : 0};
     jitgen::copy_box_of_batch(to, constants.query_map, column, row, batch, barrier);
@@ -242,13 +249,13 @@ struct Operands {
   JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float row_max, float row_sum) const {
   }
 
-  // `live` neighbours from column e of a row, at most 8.
-  JITGEN_DEVICE void results(
-      const Task& task, int range, Index row, Index e, const float (&sums)[8], float row_max, float row_sum, int live) const {
+  // Of a row, a function of `live` neighbours from column e, at most 8.
+  JITGEN_DEVICE auto results_of_row(const Task& task, int range, Index row, float row_max, float row_sum) const {
     const Index m = row;
     // A product over no keys is zero, whatever its factors.
     const float v1 = keys == 0 ? 1.0f : row_sum;
     const float v2 = jitgen::reciprocal(v1);
+    return [=](Index e, const float (&sums)[8], int live) {
     jitgen::Vector<jitgen::bfloat16, 8> y8;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -256,12 +263,13 @@ struct Operands {
       const float v3 = acc1 * v2;
       y8[j] = jitgen::store<jitgen::bfloat16>(v3);
     }
-    jitgen::store_vector(params.result.pointer + task.result_at + m * params.result.strides[2] + e, y8);
+    jitgen::store_vector_whole(params.result.pointer + task.result_at + m * params.result.strides[2] + e, y8);
+    };
   }
 };
 
-extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_670b9532(const __grid_constant__ Params params) {
+extern "C" __global__ void __launch_bounds__(Shape::threads, 2)
+jitgen_attention_7a1254b4(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

@@ -1,5 +1,5 @@
 // jitgen 0.1.0: template attention/attention.cu.j2
-// target sm_90a: wgmma, 128 rows a block, 2 warpgroups, 2 stages of 128 keys
+// target sm_90a: wgmma, 128 rows a block, 2 warpgroups, 2 stages of 128 keys, shared by clusters of up to 8 blocks
 // stages: contract over d; map; 2 x reduce over n; contract over n; map
 // (N0, N1, N2, N3, N4): score int64 key, score int64 row, query bfloat16 contiguous, key bfloat16 contiguous, value bfloat16 contiguous, store bfloat16 contiguous
 #include <jitgen/entry.cuh>
@@ -40,12 +40,13 @@ struct Config {
   using Key = jitgen::bfloat16;
   using Value = jitgen::bfloat16;
   static constexpr int warpgroups = 2;
+  static constexpr int blocks = 1;
   static constexpr int keys = 128;
   static constexpr int depth = 128;
   static constexpr int width = 128;
   static constexpr int stages = 2;
   static constexpr int staged = 32;
-  static constexpr int most_splits = 1;
+  static constexpr int most_splits = 8;
   static constexpr bool query_copied = true;
   static constexpr bool key_copied = true;
   static constexpr bool value_copied = true;
@@ -187,6 +188,12 @@ struct Operands {
     }
   }
 
+  JITGEN_DEVICE void prefetch_maps() const {
+    jitgen::prefetch_map(constants.query_map);
+    jitgen::prefetch_map(constants.key_map);
+    jitgen::prefetch_map(constants.value_map);
+  }
+
   JITGEN_DEVICE void copy_query(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
     const int batch[] = {0, params.query.strides[0] != 0 ? int(task.z0) : 0, params.query.strides[1] != 0 ? int(task.z1) : 0};
     jitgen::copy_box_of_batch(to, constants.query_map, column, row, batch, barrier);
@@ -202,9 +209,8 @@ struct Operands {
   JITGEN_DEVICE void row_results(const Task& task, int range, Index row, float row_max, float row_sum) const {
   }
 
-  // `live` neighbours from column e of a row, at most 8.
-  JITGEN_DEVICE void results(
-      const Task& task, int range, Index row, Index e, const float (&sums)[8], float row_max, float row_sum, int live) const {
+  // Of a row, a function of `live` neighbours from column e, at most 8.
+  JITGEN_DEVICE auto results_of_row(const Task& task, int range, Index row, float row_max, float row_sum) const {
     const Index m = row;
     // A product over no keys is zero, whatever its factors.
     const float v1 = keys == 0 ? 0.0f : row_max;
@@ -222,6 +228,7 @@ struct Operands {
     const float v14 = v13 * v7;
     const float v15 = jitgen::reciprocal(v14);
     const float v16 = v3 ? v4 : v15;
+    return [=](Index e, const float (&sums)[8], int live) {
     jitgen::Vector<jitgen::bfloat16, 8> y5;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -230,12 +237,13 @@ struct Operands {
       const float v17 = v8 * v16;
       y5[j] = jitgen::store<jitgen::bfloat16>(v17);
     }
-    jitgen::store_vector(params.result.pointer + task.result_at + m * params.result.strides[2] + e, y5);
+    jitgen::store_vector_whole(params.result.pointer + task.result_at + m * params.result.strides[2] + e, y5);
+    };
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_8adb8bf4(const __grid_constant__ Params params) {
+jitgen_attention_0c63cc53(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_wgmma<Config>(operands);
 }

@@ -235,12 +235,12 @@ struct Operands {
       const float v17 = v8 * v16;
       y5[j] = jitgen::store<jitgen::bfloat16>(v17);
     }
-    jitgen::store_vector(params.result.pointer + task.result_at + y0 * params.result.strides[2] + m * params.result.strides[3] + e, y5);
+    jitgen::store_vector_whole(params.result.pointer + task.result_at + y0 * params.result.strides[2] + m * params.result.strides[3] + e, y5);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_b219763a(const __grid_constant__ Params params) {
+jitgen_attention_7a6e3caf(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_decode<Config>(operands);
 }

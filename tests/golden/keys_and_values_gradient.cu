@@ -271,7 +271,7 @@ struct Operands {
         const float acc2 = sums[j] * s1;
         y10[j] = jitgen::store<jitgen::bfloat16>(acc2);
       }
-      jitgen::store_vector(params.result.pointer + task.result_at + a * params.result.strides[1] + e * 1, y10);
+      jitgen::store_vector_whole(params.result.pointer + task.result_at + a * params.result.strides[1] + e * 1, y10);
     }
     if constexpr (number == 1) {
       jitgen::Vector<jitgen::bfloat16, 8> y11;
@@ -280,13 +280,13 @@ struct Operands {
         const float acc3 = sums[j];
         y11[j] = jitgen::store<jitgen::bfloat16>(acc3);
       }
-      jitgen::store_vector(params.result_2.pointer + task.result_2_at + a * params.result_2.strides[1] + e * 1, y11);
+      jitgen::store_vector_whole(params.result_2.pointer + task.result_2_at + a * params.result_2.strides[1] + e * 1, y11);
     }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, 1)
-jitgen_attention_backward_efa6c8f2(const __grid_constant__ Params params) {
+jitgen_attention_backward_87b86cd1(const __grid_constant__ Params params) {
   const Operands operands = {params};
   jitgen::attention_backward<Config>(operands);
 }

@@ -108,6 +108,26 @@ def test_what_no_tensor_map_describes_is_copied_element_by_element(change: str) 
     assert "copied element by element" in low.explain()
 
 
+@pytest.mark.parametrize("rows", [100, 1000])
+def test_one_matrix_is_copied_as_several_are(rows: int) -> None:
+    for batch, heads in ((1, 1), (1, 2), (2, 1)):
+        kernels = lowered(batch, heads, heads, rows, rows, 64)
+        assert kernels.schedules[0].copied == (True, True, True)
+        assert kernels.layouts[0][0].unit == 16
+
+
+def test_few_blocks_of_many_rows_share_keys_among_a_cluster() -> None:
+    def cluster(batch: int, rows: int, keys: int, depth: int) -> int:
+        launch = lowered(batch, 5, 5, rows, keys, depth).launch(0)
+        assert launch.grid[0] % launch.cluster == 0
+        return int(launch.cluster)
+
+    assert cluster(1, 207, 3532, 64) >= 4
+    assert cluster(1, 70, 1843, 248) == 8
+    assert cluster(2, 6000, 6000, 128) == 1
+    assert cluster(2, 300, 100, 128) == 1
+
+
 def test_few_rows_share_keys_among_a_cluster_where_that_is_faster() -> None:
     def cluster(batch: int, keys: int) -> int:
         kernels = lowered(batch, 32, 8, 1, keys, 128)

@@ -139,8 +139,8 @@ def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, di
     return {
         "mainloop": "wgmma",
         "shape": "AttentionShape",
-        "blocks": 1,
-        "members": schedule.members(masked=attention.masked, **copied),
+        "blocks": schedule.blocks,
+        "members": schedule.members(**copied),
         "fragment": of_thread,
     }
 

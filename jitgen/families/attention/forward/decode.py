@@ -23,6 +23,11 @@ LANE_ELEMENTS = 8
 """Neighbours that a lane reads: 16 bytes."""
 MOST_ROWS, MOST_DEPTH = 16, 128
 """Rows that share keys, and elements of a key and of a value, whose operands are in registers."""
+SHORT_KEYS = 128
+"""So few keys are read again by every block of more rows than ``MOST_ROWS``, a few at a time."""
+SHORT_ROWS = ((64, 128), (256, 64))
+"""Elements of a key and of a value at most, and the most rows for which these are read again. On an H200, in us, beside
+the other kernel: B5 H24/6 M17 N25 D64 3.8 (5.7), B3 H12/6 M40 N50 D128 3.9 (5.8), B3 H8/2 M9 N100 D256 5.4 (9.7)."""
 FIT = ReadFit(rate=60e9, piece=1.5e-6, exchange=1e-6)
 """Fitted to timings on an H200 (``bench/attention_schedules.py``)."""
 
@@ -39,8 +44,6 @@ class DecodeSchedule(TileSchedule):
         blocks: of a multiprocessor, for which there are registers.
         ahead: tiles of a warp that are in registers at once.
     """
-
-    is_persistent = False
 
     sentence = ("mma.sync, {block_m} rows a block, {warps} warps, tiles of {block_n} keys", *TileSchedule.shared_words)
     config = ("warps", "row_tiles", "ahead", "depth", "width", "most_splits", "whole", "masked")
@@ -81,6 +84,9 @@ class DecodeSchedule(TileSchedule):
             inbox = (runs + self.cluster_splits) * 8 + self.cluster_splits * self.block_m * 2
         return (self.warps * warp_floats + inbox) * 4
 
+    def persistence(self, sharing: int) -> None:
+        """Returns None: a block has one block of rows."""
+
     def cluster(self, geometry: TileGeometry, chip: Chip) -> int:
         return fastest_cluster(self, geometry, chip, FIT, self.blocks)
 
@@ -97,16 +103,22 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, most_row
     kinds = [sorted(layout.operands[index] for index in contraction.weight) for contraction in body.contractions]
     # Of what a key is computed from, one is contiguous, and others are the same for all elements of a key.
     reads_runs = all(kind[0] == "contiguous" and set(kind[1:]) <= {"key"} for kind in kinds)
-    fits = max(geometry.depth, geometry.width) <= MOST_DEPTH and most_rows <= MOST_ROWS
-    if not fits or not reads_runs or layout.unit < LANE_ELEMENTS:
+    large = max(geometry.depth, geometry.width)
+    few = large <= MOST_DEPTH and most_rows <= MOST_ROWS
+    short_rows = next((rows for most, rows in SHORT_ROWS if large <= most), 0)
+    is_short = not few and geometry.keys <= SHORT_KEYS and most_rows <= short_rows
+    if not (few or is_short) or not reads_runs or layout.unit < LANE_ELEMENTS:
         return []
     deep, wide = (-(-max(n, 1) // run) * run for n, run in ((geometry.depth, DEPTH_RUN), (geometry.width, WIDTH_RUN)))
     splits = body.contractions[1].k_splits
     warps, blocks, ahead = (4, 3, 1) if splits > 1 else (8, 1, 2 if most_rows <= ROWS else 1)
+    row_tiles = -(-most_rows // ROWS)
+    if is_short:
+        warps, row_tiles, ahead = 4, 1 if large > 64 or most_rows <= 32 else 2, 1
     return [
         DecodeSchedule(
             warps=warps,
-            row_tiles=-(-most_rows // ROWS),
+            row_tiles=row_tiles,
             block_d=deep,
             block_e=wide,
             whole=(deep, wide) == (geometry.depth, geometry.width),

@@ -82,6 +82,8 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[Layout, ...], tuple[Attent
     views = views_of(body, call)
     free = [free_strides(view, len(body.shape)) for view in views]
     sizes, outer = collapse(tuple(lead), [strides[:-2] for strides in free], body.stores[0])
+    if math.prod(sizes) == 1:  # as of any dimension of one element
+        outer = ((0,) * len(sizes),) * len(free)
     shared = [
         all(outer[i][dim] == 0 for i, operand in enumerate(body.operands) if operand.kind in KEYS)
         for dim in range(len(sizes))

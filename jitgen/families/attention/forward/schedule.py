@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgen.device import Device
+from jitgen.families.attention.forward import decode
 from jitgen.families.attention.forward.claim import decide, fusion_of, has_exponentials
 from jitgen.families.attention.forward.layout import KEYS, PACKED_ROWS
 from jitgen.families.attention.forward.match import matched, row_sources, row_values
@@ -33,8 +34,9 @@ SPLIT_TASKS = (31, 127)
 """Tasks up to which keys are split into 16 and 4 ranges."""
 CLUSTER_TASKS = 8
 """Tasks beyond which a cluster for each of them occupies enough of a GPU."""
-CUDA_SPLITS = 32
-"""Ranges of the keys in CUDA, of eight tasks on some 130 multiprocessors that hold three blocks each."""
+CUDA_SPLITS, TILE_SPLITS = 32, 4
+"""Ranges of the keys in CUDA, of eight tasks on some 130 multiprocessors: of which each holds three blocks of up to
+``SPLIT_ROWS`` rows, or one block of more, with seven others in a cluster."""
 SPLIT_KEYS = (511, 4095)
 """Keys up to which they are not split, and split into 4 ranges."""
 
@@ -119,9 +121,11 @@ def candidates(problem: Problem, device: Device) -> Sequence[Any]:
 def splits(tasks: int, rows: int, keys: int, dialect: str) -> int:
     """Returns into how many ranges the keys are cut if few programs would walk many keys: a GPU has some hundred
     programs at once. ``tasks`` have keys of their own, which their ``rows`` share. The bounds are those of ``buckets``.
-    In CUDA the blocks of a cluster share keys, so that this is for the fewest tasks."""
+    In CUDA the blocks of a cluster share keys too, so that this is for the fewest tasks."""
     if dialect == "cuda":
-        return CUDA_SPLITS if rows <= SPLIT_ROWS and tasks <= CLUSTER_TASKS and keys > SPLIT_KEYS[1] else 1
+        if tasks > CLUSTER_TASKS or keys <= SPLIT_KEYS[1] or rows > PACKED_ROWS:
+            return 1
+        return CUDA_SPLITS if rows <= SPLIT_ROWS else TILE_SPLITS
     if rows > SPLIT_ROWS or tasks > SPLIT_TASKS[-1] or keys <= SPLIT_KEYS[0]:
         return 1
     return 4 if tasks > SPLIT_TASKS[0] or keys <= SPLIT_KEYS[1] else 16
@@ -198,7 +202,8 @@ def _ends(device: Device) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, 
     if not device.is_gpu:
         return (FEW_ROWS, PACKED_ROWS), (), ()
     if device.dialect == "cuda":
-        from jitgen.families.attention.forward.wgmma import FEW_ROWS as WARPGROUP_ROWS
+        from jitgen.families.attention.forward import wgmma
 
-        return (*WARPGROUP_ROWS[1:], 128), SPLIT_KEYS[1:], (CLUSTER_TASKS,)
+        of_keys = (wgmma.SHORTEST_KEYS, decode.SHORT_KEYS, wgmma.MEDIUM_KEYS, *SPLIT_KEYS[1:])
+        return (*wgmma.FEW_ROWS[1:], 128, 256, wgmma.MEDIUM_ROWS), of_keys, (CLUSTER_TASKS,)
     return (16, 32, 64), SPLIT_KEYS, SPLIT_TASKS

@@ -20,6 +20,7 @@ from jitgen.families.attention.rule.layout import TileGeometry
 from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, Mapped, WgmmaTiles, with_most_stages
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
+from jitgen.kernel.launch import Persistence
 from jitgen.kernel.operands import MappedTensor
 from jitgen.schedule.chips import Chip
 from jitgen.schedule.declared import about, derived
@@ -28,8 +29,6 @@ WIDTHS = (16, 32, 64, 96, 128, 192, 256)
 """The n's of wgmma that ``wgmma_atoms.cuh`` has."""
 FEW_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Upper ends of the buckets of rows of which one warpgroup may have all."""
-CLUSTER_WIDTHS = (16, 32, 64, 128, 256)
-"""Columns of results, as wgmma takes them, that a warp can stage as a whole: a lane has the same ones of each row."""
 OTHER_TILES = (
     *((64, 3, 112), (64, 3, 96), (64, 3, 64), (64, 2, 192)),
     *((128, 3, 80), (128, 3, 64), (128, 2, 160), (128, 2, 128), (128, 2, 112), (128, 2, 96)),
@@ -37,9 +36,16 @@ OTHER_TILES = (
 )
 """The most elements of a head, warpgroups and keys of a tile of further candidates: of what registers and shared memory
 hold, as NVRTC 13.0 compiles plain attention without spills."""
+SHORTEST_KEYS, MEDIUM_KEYS, MEDIUM_ROWS = 64, 512, 1024
+"""Upper ends of buckets of keys and of rows, within which a multiprocessor has two blocks of one warpgroup: one
+computes under the first reads of the other and under its results, and few rows are computed in vain. On an
+H200, in us, beside blocks of two or three warpgroups: M500 N300 D64 12.1 (17.7), causal M400 D64 9.7 (13.2), M300 N200
+D96 8.6 (13.5), causal M300 D192 15.0 (17.8), M500 N2000 D64 46.7 (61.6); but M900 N1000 D80 86.2 (69.0)."""
+MANY_ROWS = 2**30
+"""Stands for rows of a head beyond those buckets."""
 MOST_STAGES = 3
 """Tiles of keys in shared memory, of those candidates."""
-FIT = ReadFit(rate=70e9, piece=1e-6, exchange=1.5e-6)
+FIT = ReadFit(rate=70e9, piece=1e-6, exchange=2e-6, refill=3e-6)
 """The rate is about two thirds of the 64 bytes a cycle that a multiprocessor's port to the second-level cache has."""
 
 
@@ -54,14 +60,16 @@ class WgmmaSchedule(WgmmaTiles):
         overlap: whether the products of a tile's keys are issued before those of the preceding tile's values.
         take_turns: whether warpgroups issue products in turns.
         staged: columns of results that a warp stages in shared memory at once.
+        blocks: of a multiprocessor at once.
+        masked: whether a mask may hide a tile.
     """
 
     sentence = (
         *("wgmma, {block_m} rows a block, {warpgroups} warpgroups", "{stages} stages of {block_n} keys"),
-        *("by_element", *WgmmaTiles.shared_words),
+        *("blocks", "by_element", *WgmmaTiles.shared_words),
     )
     config = (
-        *("warpgroups", "keys", "depth", "width", "stages", "staged", "most_splits"),
+        *("warpgroups", "blocks", "keys", "depth", "width", "stages", "staged", "most_splits"),
         *("query_copied", "key_copied", "value_copied", "masked", "overlap", "take_turns"),
     )
     block_n: int = field(metadata=about(member="keys"))
@@ -71,6 +79,8 @@ class WgmmaSchedule(WgmmaTiles):
     overlap: bool = True
     take_turns: bool = True
     staged: int = 32
+    blocks: int = field(default=1, metadata=about("{} blocks a multiprocessor"))
+    masked: bool = False
 
     @derived("{} copied element by element")
     def by_element(self) -> str:
@@ -88,7 +98,16 @@ class WgmmaSchedule(WgmmaTiles):
         return tiles * 2 * CHUNK + staging + barriers + tickets
 
     def cluster(self, geometry: TileGeometry, chip: Chip) -> int:
-        return fastest_cluster(self, geometry, chip, FIT)
+        return fastest_cluster(self, geometry, chip, FIT, self.blocks, self.tile_seconds(chip), self.masked)
+
+    def persistence(self, sharing: int) -> Persistence:
+        return Persistence("clusters" if sharing > 1 else "multiprocessors", self.blocks)
+
+    def tile_seconds(self, chip: Chip) -> float:
+        """Returns what a block computes with a tile of keys: products, at nine tenths of the matrix units' rate, and 16
+        exponentials a cycle."""
+        operations = 2 * (self.block_d + self.block_e) / (0.9 * chip.matrix / chip.multiprocessors)
+        return self.block_m * self.block_n * (operations + 1 / (16e6 * chip.microsecond_cycles))
 
 
 def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tensor_maps: bool = True) -> list[Any]:
@@ -101,29 +120,37 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tens
     wide = next(width for width in WIDTHS if geometry.width <= width)
     large = max(deep, wide)
     rule, whole = body.contractions[1].x, geometry.depth % CHUNK == geometry.width % CHUNK == 0
-    shares = few_rows(geometry) and wide in CLUSTER_WIDTHS and whole
     if few_rows(geometry):
-        warpgroups, keys, most_stages = 1, 128 if large <= 128 else 64 if large <= 192 or not shares else 32, 4
+        warpgroups, keys, stages, blocks = 1, 128 if large <= 128 else 64, range(2, 5), 1
+    elif geometry.keys <= MEDIUM_KEYS and large <= 192:
+        warpgroups, keys, stages, blocks = 1, _tile_of_few(large, geometry.keys), range(1, 3), 2
+    elif geometry.keys <= decode.SHORT_KEYS:
+        warpgroups, keys, stages, blocks = 2, 32, range(1, 4), 1
+    elif large <= 64 and 4 * ROWS < geometry.rows <= MEDIUM_ROWS:
+        warpgroups, keys, stages, blocks = 1, 128 if scaled(rule).linear else 112, range(2, 3), 2
     else:
+        stages, blocks = range(2, 3), 1
         plain = whole and not masks_of(rule) and scaled(rule).linear and body.contractions[0].dtype == "bfloat16"
-        warpgroups, keys, most_stages = _tiles(large, geometry.rows, plain, scaled(rule).linear)
+        warpgroups, keys = _tiles(large, geometry.rows, plain, scaled(rule).linear)
     schedule_ = WgmmaSchedule(
         keys,
         deep,
         wide,
         warpgroups=warpgroups,
-        stages=2,
+        stages=stages[0],
         copied=copied(body, layout, geometry) if has_tensor_maps else (False, False, False),
         splits=body.contractions[1].k_splits,
-        cluster_splits=MOST_BLOCKS if shares else 1,
-        staged=wide if shares else min(wide, 32),
+        cluster_splits=MOST_BLOCKS,
+        staged=min(wide, 32),
+        blocks=blocks,
+        masked=bool(masks_of(rule)),
         wide=layout.wide,
     )
-    chosen = with_most_stages(schedule_, range(2, most_stages + 1))
+    chosen = with_most_stages(schedule_, stages, blocks)
     if few_rows(geometry):
         return [chosen]
     others = [
-        with_most_stages(replace(schedule_, warpgroups=count, block_n=tile), range(2, MOST_STAGES + 1))
+        with_most_stages(replace(schedule_, warpgroups=count, block_n=tile, blocks=1), range(2, MOST_STAGES + 1))
         for most, count, tile in OTHER_TILES
         if large <= most
     ]
@@ -136,19 +163,23 @@ def few_rows(geometry: AttentionGeometry) -> bool:
 
 
 def most_rows(geometry: AttentionGeometry) -> int:
-    """Returns the most rows that share keys in the bucket of this call; more than ``ROWS`` if it has many."""
+    """Returns the most rows that share keys in the bucket of this call; ``MANY_ROWS`` or more if it has many."""
     return bucket_end(geometry.rows) * math.prod(geometry.groups)
 
 
 def bucket_end(rows: int) -> int:
-    """Returns the most rows of the bucket of ``rows``; more than ``ROWS`` for those without a bucket here."""
-    return next((end for end in FEW_ROWS if rows <= end), ROWS + 1)
+    """Returns the most rows of the bucket of ``rows``; ``MANY_ROWS`` for those without a bucket here."""
+    return next((end for end in FEW_ROWS if rows <= end), MANY_ROWS)
 
 
-def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, int]:
-    """Returns the warpgroups, keys of a tile, and most stages for heads of ``large`` elements. ``plain``: whether
-    scores are bfloat16 products by a number, of heads of whole chunks. ``linear``: whether scores are products and
-    masks.
+def _tile_of_few(large: int, keys: int) -> int:
+    """Returns the keys of a tile where there are at most ``MEDIUM_KEYS``, of heads of ``large`` elements."""
+    return 128 if large <= 64 and SHORTEST_KEYS < keys <= decode.SHORT_KEYS else 64
+
+
+def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int]:
+    """Returns the warpgroups and keys of a tile for heads of ``large`` elements. ``plain``: whether scores are bfloat16
+    products by a number, of heads of whole chunks. ``linear``: whether scores are products and masks.
 
     Three warpgroups have 160 registers a thread: with a rule beside the scores of 128 keys some of these are spilled.
 
@@ -157,10 +188,10 @@ def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int, 
     keys are faster than of 160, by 1 %.
     """
     if large <= 64:
-        return (3, 128 if linear else 112, 2) if rows > 2 * ROWS else (2, 128, 2)
+        return (3, 128 if linear else 112) if rows > 4 * ROWS else (2, 128)
     if large <= 128:
-        return 2, 160 if plain else 128, 2
-    return 2, 96 if large <= 192 else 64, 2
+        return 2, 160 if plain else 128
+    return 2, 96 if large <= 192 else 64
 
 
 # ---------------------------------------------------------------------------------------------------------- tensor maps

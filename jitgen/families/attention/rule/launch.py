@@ -9,7 +9,7 @@ from typing import Any
 from jitgen.device import Device
 from jitgen.families.attention.rule.layout import TileGeometry, TileLayout, results_of
 from jitgen.ir.program import Kernel
-from jitgen.kernel.launch import LaunchShape, Persistence, Work, blocks_of
+from jitgen.kernel.launch import LaunchShape, Work, blocks_of
 from jitgen.kernel.launch import work as pointwise_work
 from jitgen.kernel.operands import pointwise_flops
 
@@ -35,7 +35,7 @@ def launch(
     count = max(geometry.tasks * -(-geometry.task_rows // schedule.block_m) * schedule.splits, 1)
     if device.dialect != "cuda":
         return blocks_of(count, schedule.threads, device)
-    sharing = schedule.cluster(geometry, device.model)
+    sharing = 1 if device.batch_invariant else schedule.cluster(geometry, device.model)
     return blocks_of(
         sharing * count,
         schedule.threads,
@@ -43,5 +43,5 @@ def launch(
         cluster=sharing,
         any_cluster=schedule.cluster_splits > 1,
         shared_bytes=schedule.shared_bytes,
-        persistence=Persistence("clusters" if sharing > 1 else "multiprocessors") if schedule.is_persistent else None,
+        persistence=schedule.persistence(sharing),
     )

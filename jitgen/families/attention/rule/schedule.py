@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from jitgen.families.attention.rule.layout import TileGeometry
+from jitgen.kernel.launch import Persistence
 from jitgen.kernel.operands import WARP
 from jitgen.schedule.chips import Chip
 from jitgen.schedule.declared import DeclaredSchedule, about
@@ -17,14 +18,12 @@ class TileSchedule(DeclaredSchedule):
 
     Attributes:
         shared_words: what the sentences of all of them end in.
-        is_persistent: whether a block takes one block of rows after another.
         splits: ranges of the keys, of blocks of their own; another kernel joins them.
         cluster_splits: blocks of a cluster, at most, that share the keys of a block of rows.
         wide: 64-bit indices.
     """
 
     shared_words: ClassVar[tuple[str, ...]] = ("splits", "cluster_splits", "wide")
-    is_persistent: ClassVar[bool] = True
     splits: int = field(default=1, metadata=about("keys in {} ranges"))
     cluster_splits: int = field(
         default=1, metadata=about("shared by clusters of up to {} blocks", member="most_splits")
@@ -34,6 +33,10 @@ class TileSchedule(DeclaredSchedule):
     def cluster(self, geometry: TileGeometry, chip: Chip) -> int:
         """Returns how many blocks of a cluster share keys in one launch on ``chip``."""
         return 1
+
+    def persistence(self, sharing: int) -> Persistence | None:
+        """Returns how many blocks take one block of rows after another, ``sharing`` of a cluster each."""
+        return Persistence("clusters" if sharing > 1 else "multiprocessors")
 
 
 @dataclass(frozen=True, kw_only=True)

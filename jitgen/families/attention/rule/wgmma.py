@@ -21,6 +21,8 @@ CHUNK = 64
 """Elements of a row of shared memory, of 128 bytes."""
 SHARED_BYTES = Target("cuda", "sm_90a").shared_bytes
 """Shared memory of a block at most, on every chip with wgmma."""
+RESERVED_BYTES = 1024
+"""Shared memory that each block takes besides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +55,11 @@ class WgmmaTiles(TileSchedule):
 W = TypeVar("W", bound=WgmmaTiles)
 
 
-def with_most_stages(schedule: W, stages: Iterable[int]) -> W:
-    """Returns ``schedule`` with the most of ``stages`` that fit shared memory."""
+def with_most_stages(schedule: W, stages: Iterable[int], blocks: int = 1) -> W:
+    """Returns ``schedule`` with the most of ``stages`` with which ``blocks`` blocks fit shared memory."""
     staged = (replace(schedule, stages=count) for count in stages)
-    fitting = [candidate for candidate in staged if candidate.shared_bytes <= SHARED_BYTES]
+    most = (SHARED_BYTES + RESERVED_BYTES) // blocks - RESERVED_BYTES
+    fitting = [candidate for candidate in staged if candidate.shared_bytes <= most]
     return max(fitting, key=lambda candidate: candidate.stages)
 
 

@@ -13,6 +13,7 @@
 //     using Key = jitgen::bfloat16;           // of keys, and the query is rounded to it: bfloat16 or float16
 //     using Value = jitgen::bfloat16;         // of values, and probabilities are rounded to it
 //     static constexpr int warpgroups = 2;    // consumers
+//     static constexpr int blocks = 1;        // of a multiprocessor
 //     static constexpr int keys = 128;        // of a tile: n of a wgmma
 //     static constexpr int depth = 128;       // of a key, rounded up to a multiple of 16
 //     static constexpr int width = 128;       // of a value, rounded up to n of a wgmma
@@ -26,7 +27,7 @@
 //   };
 //
 // Cluster: with most_splits above 1 any number of blocks up to that, as the launch says; else one block. A cluster adds
-// up what its blocks have, by rank, from their shared memories; then a warp stages all columns of results at once.
+// up what its blocks have, by rank, from their shared memories, where the query and the tiles were before.
 //
 // `Operands` is generated (attention.cu.j2): where everything is, the rule of scores, and the results.
 //
@@ -247,6 +248,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
         warp_arrive(query_empty());
       }
       if (Config::most_splits > 1 && splits > 1) {
+        group_barrier<Shape::consumers>(7, "the query and tiles of a block");
         leave(sums, rows, fold);
         __syncwarp();
         cluster_sync("sums of the cluster's blocks");
@@ -276,10 +278,9 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
   // The warpgroup's own rows, which nothing else reads; it has read those before.
   JITGEN_DEVICE void compute_query(const Task& task, int first, int warpgroup) const {
     group_barrier<128>(4 + warpgroup, "staging of a warpgroup");
-    copy_elements<typename Config::Key>(
-        memory + warpgroup * 8192, Shape::rows, 64, Config::depth, int(operands.packed_rows()) - first,
-        int(operands.depth),
-        [&](int m, int d) { return operands.template query<typename Config::Key>(task, first + m, d); });
+    copy_runs<64, Config::depth, Operands::query_is_vector ? 4 : 1>(
+        memory + warpgroup * 8192, Shape::rows, int(operands.packed_rows()) - first, int(operands.depth),
+        [&](int m, int d) { return operands.query_run(task, first + m, d); });
     proxy_fence();
     group_barrier<128>(4 + warpgroup, "staging of a warpgroup");
   }
@@ -295,15 +296,16 @@ JITGEN_DEVICE void attention_wgmma(const Operands& operands) {
       clusters ? cluster_blocks() : 1};
   waits_begin<clusters>();
   if (threadIdx.x == 0) kernel.initialise();
+  if (threadIdx.x == Shape::consumers) operands.prefetch_maps();
   __syncthreads();
   // All blocks of this kernel are resident already, so blocks of the next one cannot delay them.
   next_kernel_may_start();
   previous_kernel_wait();
   if (threadIdx.x >= Shape::consumers) {
-    registers_deal<Config::warpgroups, 1, true, Shape::copier_registers>();
+    registers_deal<Config::warpgroups, Config::blocks, true, Shape::copier_registers>();
     kernel.produce();
   } else {
-    registers_deal<Config::warpgroups, 1, false, Shape::copier_registers>();
+    registers_deal<Config::warpgroups, Config::blocks, false, Shape::copier_registers>();
     kernel.consume();
   }
 }

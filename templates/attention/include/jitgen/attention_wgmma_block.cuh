@@ -24,7 +24,9 @@ struct AttentionShape {
   static constexpr int pitch = chunk + 8;
   static constexpr int warp_floats = 16 * pitch + 32;
   static_assert(32 % (chunk / 8) == 0 && Config::width % chunk == 0, "a lane has the same columns of each row it stores");
-  static_assert(Config::most_splits == 1 || chunk == Config::width, "a row of sums is staged as a whole");
+  // A cluster exchanges all columns of a warp's rows, where the query and the tiles were.
+  static constexpr int split_pitch = Config::width + 8;
+  static constexpr int split_floats = 16 * split_pitch + 32;
 
   static constexpr int keys_at = query_bytes;
   static constexpr int values_at = keys_at + Config::stages * key_bytes;
@@ -32,9 +34,10 @@ struct AttentionShape {
   static constexpr int barriers_at = staging_at + consumers / 32 * warp_floats * 4;
   static constexpr int tickets_at = barriers_at + (2 + 4 * Config::stages) * 8;
   static constexpr int bytes = tickets_at + 16 + (Config::stages + 1) / 2 * 16;
+  static_assert(Config::most_splits == 1 || consumers / 32 * split_floats * 4 <= barriers_at, "what a cluster exchanges");
 
   // Registers of a thread that copies; those that compute share the rest.
-  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : Config::keys > 128 ? 24 : 40;
+  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : Config::keys > 128 || Config::blocks > 2 ? 24 : 40;
 };
 
 // Writes `rows` rows of `columns` elements to [chunk][row] in shared memory, whose chunks have `pitch` rows, with zeros
@@ -53,6 +56,20 @@ JITGEN_DEVICE void copy_elements(
     }
     const int at = (piece / 8 * pitch + row) * 128 + ((piece % 8) ^ (row % 8)) * 16;
     store_vector(reinterpret_cast<Element*>(to + at), elements);
+  }
+}
+
+// The same of runs of eight elements, `ahead` of which a thread reads at once; run(row, column) gives them.
+template <int rows, int columns, int ahead, class At>
+JITGEN_DEVICE void copy_runs(uint8_t* to, int pitch, int live_rows, int live_columns, const At& run) {
+  constexpr int pieces = columns / 8;
+  static_assert(rows * pieces % 128 == 0, "each thread copies as many");
+#pragma unroll ahead
+  for (int i = 0; i < rows * pieces; i += 128) {
+    const int row = (i + int(threadIdx.x % 128)) / pieces, piece = (i + int(threadIdx.x % 128)) % pieces;
+    const bool live = row < live_rows && piece * 8 < live_columns;
+    const uint4 words = live ? run(row, piece * 8) : uint4{0u, 0u, 0u, 0u};
+    *reinterpret_cast<uint4*>(to + (piece / 8 * pitch + row) * 128 + ((piece % 8) ^ (row % 8)) * 16) = words;
   }
 }
 
@@ -102,20 +119,18 @@ struct AttentionBlock {
     barrier_init_fence();
   }
 
-  JITGEN_DEVICE PieceWalk pieces() const {
+  // `sharing`: blocks that share each piece.
+  JITGEN_DEVICE PieceWalk pieces(int sharing) const {
     const int tasks = operands.tasks();
     const int blocks = int((operands.packed_rows() + Shape::rows - 1) / Shape::rows);
     const int section = Config::masked ? tasks : 1;
-    return {tasks, blocks, Operands::ranges, section, int(blockIdx.x) / splits, int(gridDim.x) / splits};
+    return {tasks, blocks, Operands::ranges, section, int(blockIdx.x) / sharing, int(gridDim.x) / sharing};
   }
-  struct Range {
-    int begin, end;
-  };
-  JITGEN_DEVICE Range range(int number) const {
+  JITGEN_DEVICE TileRange range(int number) const {
     const int all = int((operands.keys + Config::keys - 1) / Config::keys);
     const int each = (all + Operands::ranges - 1) / Operands::ranges;
-    const int begin = smaller(number * each, all), tiles = smaller(begin + each, all) - begin;
-    return {begin + tiles * rank / splits, begin + tiles * (rank + 1) / splits};
+    const int begin = smaller(number * each, all);
+    return {begin, smaller(begin + each, all)};
   }
   // What a thread knows of its two rows: lane / 4 and lane / 4 + 8 of its warp's 16. Probabilities are 2^(score * factor - base).
   struct Rows {

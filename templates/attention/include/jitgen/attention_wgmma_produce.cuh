@@ -15,10 +15,10 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
   using Tiles = typename TilesOf<Config::masked, Config::warpgroups>::type;
   static constexpr int stages = Config::stages;
   using Ring = typename Block::Ring;
-  using Range = typename Block::Range;
   using Block::operands;
   using Block::memory;
   using Block::base;
+  using Block::rank;
   using Block::splits;
   using Block::query_full;
   using Block::query_empty;
@@ -34,31 +34,42 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
   using Block::range;
 
   JITGEN_DEVICE void produce() const {
+    // Apart, since a producer has few registers.
+    if (Config::most_splits > 1 && splits > 1) {
+      produce_share<true>();
+    } else {
+      produce_share<false>();
+    }
+  }
+  // `shares`: whether blocks of a cluster share the keys of a piece.
+  template <bool shares>
+  JITGEN_DEVICE void produce_share() const {
     const int thread = threadIdx.x - Shape::consumers;
     // One warp asks for tensor copies. The others only meet the cluster: nothing else keeps them from falling behind a
     // barrier by a whole phase.
-    const bool idle = Config::key_copied && Config::value_copied && thread >= 32;
-    if (idle && (Config::most_splits == 1 || splits == 1)) return;
+    if (Config::key_copied && Config::value_copied && thread >= 32) {
+      if (!shares) return;
+      for (PieceWalk walk = pieces(splits); walk.more(); ++walk.round) {
+        if (walk.live()) meet_twice();
+      }
+      return;
+    }
+    // Where masks may hide tiles, the blocks of a cluster take them in turn.
+    const bool own = !Config::masked || !shares || thread % 32 % splits == rank;
     Ring ring;
     uint32_t query_phase = 1;
-    for (PieceWalk walk = pieces(); walk.more(); ++walk.round) {
+    for (PieceWalk walk = pieces(shares ? splits : 1); walk.more(); ++walk.round) {
       if (!walk.live()) continue;
-      if (Config::most_splits > 1 && idle) {
-        __syncwarp();
-        cluster_sync("sums of the cluster's blocks");
-        cluster_sync("sums of the cluster's blocks");
-        continue;
-      }
       const Piece piece = walk.piece();
       const Task task = operands.task(piece.task);
       const int row = piece.row_block * Shape::rows;
-      const Range of_keys = range(piece.range);
+      const TileRange of_keys = shares && !Config::masked ? share_of(range(piece.range)) : range(piece.range);
       Tiles tiles(of_keys.begin, of_keys.end);
       const auto visibility = [&](int tile, bool exists, int warpgroup) {
         const int first = row + warpgroup * 64;
         if (first >= operands.packed_rows()) return 0u;
         const auto rows = operands.rows_of_block(task, first, 64);
-        return exists ? operands.template visibility<Config::keys>(task, rows, tile) : 0u;
+        return exists && own ? operands.template visibility<Config::keys>(task, rows, tile) : 0u;
       };
       bool more = tiles.next(visibility);
       if (thread < 32) barrier_wait_in_place(query_empty(), query_phase, "query_empty");
@@ -76,11 +87,7 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
         ring.next();
       }
       if (before >= 0) copy_values(task, before, previous(ring), thread);
-      if (Config::most_splits > 1 && splits > 1) {
-        __syncwarp();
-        cluster_sync("sums of the cluster's blocks");
-        cluster_sync("sums of the cluster's blocks");
-      }
+      if (shares) meet_twice();
     }
     if (thread >= 32) return;
     barrier_wait_in_place(query_empty(), query_phase, "query_empty");
@@ -88,6 +95,16 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
       *piece_ticket() = {-1, 0, 0, 0};
       barrier_arrive(query_full());
     }
+  }
+  JITGEN_DEVICE TileRange share_of(const TileRange& all) const {
+    const int count = all.end - all.begin;
+    return {all.begin + count * rank / splits, all.begin + count * (rank + 1) / splits};
+  }
+  // Where the consumers of the cluster exchange sums.
+  JITGEN_DEVICE void meet_twice() const {
+    __syncwarp();
+    cluster_sync("sums of the cluster's blocks");
+    cluster_sync("sums of the cluster's blocks");
   }
   // Hands a piece to the consumers, with its query where that is copied.
   JITGEN_DEVICE void start(const int4& ticket, const Task& task, int row) const {

@@ -144,6 +144,24 @@ JITGEN_DEVICE void store_vector(Storage* address, const Vector<Storage, N>& vect
   for (int i = 0; i < vector.count; ++i) words[i] = vector.words[i];
 }
 
+// A vector of global memory by accesses of 16 bytes, however its elements were written: NVRTC (13.0 to 13.5) takes some
+// vectors of 16-bit elements apart, in loops that it unrolls, and then stores 4 bytes at a time.
+template <class Storage, int N>
+JITGEN_DEVICE void store_vector_whole(Storage* address, const Vector<Storage, N>& vector) {
+  if constexpr (sizeof(typename Vector<Storage, N>::Access) == 16) {
+    auto words = reinterpret_cast<uint4*>(address);
+#pragma unroll
+    for (int i = 0; i < vector.count; ++i) {
+      const uint4 word = vector.words[i];
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(words + i)), "r"(word.x),
+                   "r"(word.y), "r"(word.z), "r"(word.w)
+                   : "memory");
+    }
+  } else {
+    store_vector(address, vector);
+  }
+}
+
 template <class Storage, int N>
 JITGEN_DEVICE void store_vector_streaming(Storage* address, const Vector<Storage, N>& vector) {
   auto words = reinterpret_cast<typename Vector<Storage, N>::Access*>(address);
