@@ -24,12 +24,13 @@
 namespace jitgen {
 namespace gemm {
 
-template <int bits, bool zeroed_, class Sums>
-struct CodeBytes {
-  static constexpr bool halves_x = bits == 8 && detail::same<Sums, Halves>;
-  using Element = typename detail::Select<halves_x, SmallByteQuad, SignedByteQuad>::type;
+// What these have in common: the elements of x are four neighbours each, and codes without zero-points are `above` more
+// than their values.
+template <int bits, bool zeroed_, int above, class ElementType, class Sums>
+struct UnsignedCodes {
+  using Element = ElementType;
   using Accumulator = float;
-  using Vector = typename detail::Select<halves_x, Ints, Sums>::type;
+  using Vector = Sums;
   using Weights = Octets;
   static constexpr int code_bits = bits;
   static constexpr bool zeroed = zeroed_;
@@ -38,11 +39,24 @@ struct CodeBytes {
   static constexpr int most_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;
   static constexpr int tile_rows = most_rows;
   static constexpr int fewest_rows = 1;
-  // What codes without zero-points are above their values.
-  static constexpr int offset = zeroed ? 1 : bits == 8 ? 128 : 8;
+  static constexpr int offset = zeroed ? 1 : above;
+
+  JITGEN_INLINE Element of_x(const int8_t* x, int64_t e) {
+    uint32_t four;
+    __builtin_memcpy(&four, x + 4 * e, sizeof(four));
+    return Element(four);
+  }
+};
+
+template <int bits, bool zeroed, class Sums, bool halved = bits == 8 && detail::same<Sums, Halves>>
+struct CodeBytes
+    : UnsignedCodes<bits, zeroed, 1 << (bits - 1), typename detail::Select<halved, SmallByteQuad, SignedByteQuad>::type,
+                    typename detail::Select<halved, Ints, Sums>::type> {
+  using Element = typename CodeBytes::UnsignedCodes::Element;
+  static constexpr bool halves_x = halved;
   static constexpr int steps = 8 / bits;
   static constexpr int64_t unit_bytes = 64;
-  static constexpr int64_t units_together = detail::same<Vector, Halves> ? 4 : 0;  // 16 products in each half
+  static constexpr int64_t units_together = bits == 4 && detail::same<Sums, Halves> ? 4 : 0;  // 16 products in each half
   static constexpr int distance = 2;
 
   template <int step>
@@ -54,8 +68,7 @@ struct CodeBytes {
   // Neighbours in the order in which the layout "cpu" has the bytes of a word, or the nibbles of two.
   JITGEN_INLINE Element of_x(const int8_t* x, int64_t e) {
     if constexpr (bits == 8) {
-      uint32_t four;
-      __builtin_memcpy(&four, x + 4 * e, sizeof(four));
+      const uint32_t four = uint32_t(CodeBytes::UnsignedCodes::of_x(x, e));
       return Element((four & 0xff0000ffu) | (four & 0xff00u) << 8 | (four >> 8 & 0xff00u));
     } else {
       const int8_t* const from = x + 8 * (e / 2) + 2 * (e % 2);

@@ -239,11 +239,10 @@ struct PlaneCodes {
 
 // --------------------------------------------------------------------------------------------------- codes as they are
 
-// The arithmetic of int8 activations and whole numbers in planes, `step` apart from `low` on (gemm_code_tile.hpp): four
-// neighbouring codes are the bytes of a word, and what they are above their values is taken off the sums. `Sums` is
-// Ints for VPDPBUSD and Halves for VPMADDUBSW, whose pairs of products fit 16 bits for codes below 128.
-template <int bits, int step, int low, bool zeroed_, class Sums>
-struct PlaneBytes {
+// Units of whole numbers in planes, `step` apart, as they are multiplied by int8 activations. `Sums` is Ints for VPDPBUSD
+// and Halves for VPMADDUBSW, whose pairs of products fit 16 bits for codes below 128.
+template <int bits, int step, class Sums>
+struct PlaneUnits {
 #if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
   static constexpr bool in_halves = detail::same<Sums, Halves>;
 #else
@@ -259,26 +258,19 @@ struct PlaneBytes {
   static constexpr int distance = 1;
 
   using Element = typename detail::Select<in_halves && units_together == 0, SmallByteQuad, SignedByteQuad>::type;
-  using Accumulator = float;
   using Vector = typename detail::Select<units_together != 0, Halves, Ints>::type;
-  using Weights = Octets;
-  static constexpr int code_bits = bits;
-  static constexpr bool zeroed = zeroed_;
-  static constexpr int per_element = 4;
-  static constexpr int vectors = block_rows / float_lanes;
-  static constexpr int most_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;
-  static constexpr int tile_rows = most_rows;
-  static constexpr int fewest_rows = 1;
-  static constexpr int offset = zeroed ? 1 : -low;
+};
 
-  JITGEN_INLINE Element of_x(const int8_t* x, int64_t e) {
-    uint32_t four;
-    __builtin_memcpy(&four, x + 4 * e, sizeof(four));
-    return Element(four);
-  }
+// The arithmetic of these numbers, from `low` on (gemm_code_tile.hpp): four neighbouring codes are the bytes of a word, and
+// what they are above their values is taken off the sums.
+template <int bits, int step, int low, bool zeroed, class Sums, class Units = PlaneUnits<bits, step, Sums>>
+struct PlaneBytes : Units, UnsignedCodes<bits, zeroed, -low, typename Units::Element, typename Units::Vector> {
+  using Element = typename Units::Element;
+  using Vector = typename Units::Vector;
+
   template <int number>
   JITGEN_INLINE Octets codes(const char* unit, int v) {
-    return (Octets)IntegerCodes<step, low>::prepared(bytes_of_planes<bits, 32 / narrowest>(unit, number, v));
+    return (Octets)IntegerCodes<step, low>::prepared(bytes_of_planes<bits, 32 / Units::narrowest>(unit, number, v));
   }
 };
 
