@@ -40,7 +40,7 @@ def of_product(config: Dense | Quantized, beyond: bool = False) -> Launch:
     m, n, k = rows - 3, columns - 5, 64 * getattr(config, "span", 1) * CHUNKS * splits - 8
     weights = config.regions * config.contractions
     if isinstance(config, Quantized):
-        tile, own = config.tokens // config.multicast, config.columns // 16 * 32 * config.bits * config.span * 4
+        tile, own = config.tokens // config.multicast, math.prod(config.box) * 4
     else:
         rows = min(n, config.weight_box) if config.swapped and config.trimmed else config.weight_box
         tile, own = 64 if config.x_transposed else config.x_box, BYTES * (64 if config.transposed else rows)

@@ -104,6 +104,12 @@ class Quantized:
         return self.warpgroups * self.blocks * 64 // self.contractions
 
     @property
+    def box(self) -> tuple[int, int]:
+        """Of a copy of codes: tiles of 16 rows, and words of each."""
+        words = 32 * self.bits * self.span
+        return self.columns // 16, words if words <= 256 else 32 * self.bits
+
+    @property
     def wgmmas(self) -> int:
         """In the kernel's text: a stage's steps of 16 k's, for each 64 rows of the weight."""
         return 4 * self.span * self.blocks
@@ -296,6 +302,10 @@ QUANTIZED = (
     Quantized(tokens=64, regions=2, contractions=2, multicast=2, group=96),
     Quantized(tokens=64, format="int8", group=0),
     Quantized(tokens=128, format="int8", group=64, steps=1, stages=5),
+    Quantized(tokens=64, format="int8", group=32, span=2, blocks=1, stages=5, most_splits=3),
+    Quantized(tokens=96, format="int8", group=128, span=2, warpgroups=1, blocks=2, contractions=2, stages=3, regions=2),
+    Quantized(tokens=256, format="int8", group=32, blocks=1, stages=4, trimmed=True, most_splits=2),
+    Quantized(tokens=160, format="int8", group=64, warpgroups=3, blocks=1, stages=5),
     Quantized(tokens=64, element="float16", group=64),
     Quantized(tokens=64, element="float16", format="uint4", group=0),
     Quantized(tokens=64, element="float16", format="int8", group=0),

@@ -6,6 +6,7 @@ the place of a kind that has a limit which the scales exceed, or groups that it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import torch
@@ -101,10 +102,10 @@ def _format(
     floating = zeros is not None and zeros.is_floating_point()
     ends = [*(["floatzeros"] if floating else []), *([qualifier] if qualifier else [])]
     row = find(".".join([base, _SCALES[scales.dtype], *ends]))
-    exceeds = row.tiled and bool((scales.abs() >= row.scale_limit).any())
+    exceeds = row.scale_limit < math.inf and bool((scales.abs() >= row.scale_limit).any())
     if exceeds or (group_size is not None and group_size % row.group_multiple):
         row, scales = find(".".join([base, "float32", *ends])), scales.float()
-        if exceeds and row.tiled:
+        if exceeds and row.scale_limit < math.inf:
             raise FormatError(
                 f"scales of {float(scales.abs().max()):g}; those of {row.name} are below {row.scale_limit:g}"
             )

@@ -300,7 +300,7 @@ NF4 = (
 """The sixteen values of nf4, as float32 has them: quantiles of a normal distribution, with an exact 0 (Dettmers et al.,
 "QLoRA: Efficient Finetuning of Quantized LLMs", appendix E)."""
 KERNEL_SCALE_LIMIT = 2.0**15
-"""``Format.scale_limit`` of the formats that have kernels of their own."""
+"""``Format.scale_limit`` of the formats that have kernels of their own, and of 8-bit floats."""
 
 
 def _integers() -> list[Format]:
@@ -320,8 +320,8 @@ FORMATS: dict[str, Format] = {
         Format("uint4", 4, Integer(0, 15), "bfloat16", zeros="integer", scale_limit=KERNEL_SCALE_LIMIT, tiled=True),
         *_integers(),
         Format("ternary", 2, Integer(-1, 1), "bfloat16"),
-        Format("fp8_e4m3", 8, Float(4, 3, 7, "nan"), "float32"),
-        Format("fp8_e5m2", 8, Float(5, 2, 15, "ieee"), "float32"),
+        Format("fp8_e4m3", 8, Float(4, 3, 7, "nan"), "float32", scale_limit=KERNEL_SCALE_LIMIT),
+        Format("fp8_e5m2", 8, Float(5, 2, 15, "ieee"), "float32", scale_limit=KERNEL_SCALE_LIMIT),
         Format("fp6_e3m2", 6, Float(3, 2, 3), "bfloat16"),
         Format("fp6_e2m3", 6, Float(2, 3, 1), "bfloat16"),
         Format("fp4_e2m1", 4, Float(2, 1, 1), "bfloat16"),
@@ -363,7 +363,7 @@ def _qualified(name: str) -> Format | None:
     spelled += ["floatzeros"] if zeros != row.zeros else []
     spelled += [*shared, *(qualifier for qualifier in EXTRAS if qualifier in qualifiers)]
     tiled = row.tiled and scale == row.scale and zeros == row.zeros
-    limit = row.scale_limit if tiled else math.inf
+    limit = row.scale_limit if tiled or not row.tiled else math.inf
     format = replace(row, name=".".join(spelled), scale=scale, zeros=zeros, scale_rows=rows, scale_limit=limit)
     extras: dict[str, Any] = {qualifier: qualifier in qualifiers for qualifier in EXTRAS}
     return replace(format, tiled=tiled, **extras)

@@ -76,7 +76,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
                 weight = jitgen.quantize(torch.randn(width, k, device="cuda"), config.format, group, layout="mma")
                 codes, scales, *zeros = weight.tensors
                 words = codes.view(torch.int32).view(codes.shape[0], -1)
-                maps.append(mapped(words, (config.columns // 16, 32 * config.bits * config.span), 0))
+                maps.append(mapped(words, config.box, 0))
                 pointers += [codes.data_ptr(), scales.data_ptr(), zeros[0].data_ptr() if zeros else 0]
                 exact = weight.dequantize(torch.float64)
                 both.append((weight, exact.to(dtype).double() if group else exact))

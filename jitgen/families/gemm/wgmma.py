@@ -24,6 +24,8 @@ STAGING_PITCH = 68
 """Floats from one row to the next where an epilogue stages 64 columns in shared memory; four banks are skipped."""
 EPILOGUE_WIDTH = 8
 """Columns of the result that one call of the epilogue computes."""
+MOST_BOX = 256
+"""Elements of a box of a tensor map along a dimension, at most."""
 BATCH_RANK = 2
 """Batch dimensions of the dense mainloop; its tensor maps have two more dimensions."""
 
@@ -167,7 +169,8 @@ def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedul
         tiles += (count - 1) * (geometry.strides[index][-1] // (4 * words))
     buffer = body.operands[index].buffer
     assert buffer is not None
-    box = (schedule.block_n // 16, 32 * bits * schedule.span)
+    width = 32 * bits * schedule.span
+    box = (schedule.block_n // 16, width if width <= MOST_BOX else width // schedule.span)
     return MappedTensor(buffer, geometry.offsets[index], "uint32", (tiles, words), (words, 1), box, 0)
 
 

@@ -15,6 +15,7 @@ from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.families.gemm.wgmma_model import (
     AREA,
     BATCHED,
+    BYTE_DECODE,
     BYTES,
     BYTES_MISSING,
     BYTES_PINGPONG,
@@ -37,6 +38,7 @@ from jitgen.families.gemm.wgmma_model import (
     PROMOTED_TURN,
     PROMOTED_WAIT,
     QUANTIZED,
+    QUANTIZED_BYTES,
     QUARTER_LINES,
     QUARTER_TOKENS,
     RANGE_STORES,
@@ -145,6 +147,7 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
     of_codes = (
         *_quantized_tilings(small, weights),
         *_tall_tilings(most, weights),
+        *_tall_byte_tilings(most, weights),
         *_tall_code_tilings(most, weights),
     )
     tilings = _dense_tilings(most, weights) if weights.dense else of_codes
@@ -203,6 +206,15 @@ MOST_CODE_SUMS = {(2, 1): 128, (3, 1): 64, (4, 1): 32, (1, 2): 128, (1, 3): 32}
 """The same where x is int8: a thread has int32 sums of a group beside the float32 ones."""
 
 
+WIDEST_SPAN = 192
+"""Rows of x, of all resident blocks together, up to which a stage of codes of eight bits has two chunks of K."""
+BYTE_LENGTH = 4 * CHUNK
+"""K above which it has: a shorter one would be padded to pairs of chunks."""
+MOST_SPLIT_SUMS = 192
+"""Rows of x times blocks of 64 rows of such codes of a warpgroup, of which it has two, up to which it has the registers
+to exchange sums: with what NVRTC 13.0 spills, tiles of 128 x 256 took 13 % longer, whether K was split or not."""
+
+
 def _quantized_tilings(sizes: Sequence[int], weights: Weights) -> Iterator[WgmmaQuantized]:
     for tokens in sizes:
         for warpgroups, blocks, resident in SHAPES:
@@ -218,11 +230,17 @@ def _quantized_tilings(sizes: Sequence[int], weights: Weights) -> Iterator[Wgmma
                 shape = (tokens, warpgroups, blocks, 2, weights.contractions)
                 yield WgmmaQuantized(*shape, stages=8, cluster_k_splits=splits, resident=resident)
                 continue
+            of_bytes = weights.bits == 8
+            if of_bytes and blocks > weights.contractions and max(sizes) > FEW_TOKENS[-1]:
+                continue  # of nineteen products none was fastest with two blocks
             span = 2 if weights.bits <= 4 and blocks * tokens <= 128 and weights.length > CHUNK else 1
+            if of_bytes:
+                span = 2 if blocks == 1 and resident * tokens <= WIDEST_SPAN and weights.length > BYTE_LENGTH else 1
+            spilling = of_bytes and blocks > 1 and blocks * tokens > MOST_SPLIT_SUMS
             yield WgmmaQuantized(
                 *(tokens, warpgroups, blocks, span, weights.contractions),
                 stages=8 if span == 1 else 5,  # more of them gain nothing
-                cluster_k_splits=max(weights.chip.resident_clusters),
+                cluster_k_splits=1 if spilling else max(weights.chip.resident_clusters),
                 resident=resident,
             )
 
@@ -231,6 +249,24 @@ TALL_TOKENS = (144, 160, 176)
 """Rows of x of tiles of three warpgroups, besides those of ``SHAPES``, where x has 16 bits and more than 128 rows, and
 codes four: a warpgroup has one block of 64 rows, whose decoded weights it multiplies by more rows of x. Of eight
 products of 150 to 4183 rows four were fastest with such tiles (30 tiles on an H200), by 1 to 10 %."""
+
+
+TALL_BYTES = (
+    *((tokens, 2) for tokens in (144, 160, 176, 192, 224, 256)),
+    *((tokens, 3) for tokens in (96, 112, 128, 144, 160, 176)),
+)
+"""Rows of x and warpgroups of such tiles of codes of eight bits, which take as long to decode as wgmmas of 70 rows of
+x: of nineteen products of 85 to 7884 rows on an H200 eleven were fastest with them, by up to 30 %. Three warpgroups
+have no registers to exchange sums."""
+
+
+def _tall_byte_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
+    if weights.item == 1 or weights.bits != 8 or weights.contractions > 1 or rows <= FEW_TOKENS[-1]:
+        return
+    for tokens, warpgroups in TALL_BYTES:
+        span = 2 if tokens <= 144 and weights.length > BYTE_LENGTH else 1
+        splits = 1 if warpgroups > 2 else max(weights.chip.resident_clusters)
+        yield WgmmaQuantized(tokens, warpgroups, 1, span, stages=8 // span, cluster_k_splits=splits)
 
 
 def _tall_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
@@ -259,14 +295,15 @@ def _tall_code_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
 def _estimate_quantized(
     tiles: WgmmaQuantized, rows: int, weights: Weights, groups: Groups | None = None
 ) -> tuple[int, float]:
+    fit = QUANTIZED_BYTES if weights.bits == 8 else QUANTIZED
     height, blocks = tiles.warpgroups * tiles.blocks_of_rows, tiles.blocks_of_rows
     down = -(-rows // tiles.tokens) if groups is None else math.ceil(groups.tiles(tiles.tokens))
     share = tiles.multicast
     items = down * sum(-(-n // (tiles.block_n * share)) * share for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
-    products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * QUANTIZED.product  # of 64 rows of the weight
+    products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
     if weights.item == 2:
-        decode = DECODE.blocks(blocks)
+        decode = (BYTE_DECODE if weights.bits == 8 else DECODE).blocks(blocks)
         together = height * products + tiles.warpgroups * decode
     else:
         decode = blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
@@ -276,20 +313,20 @@ def _estimate_quantized(
     cycle = tiles.span / weights.chip.microsecond_cycles
 
     def chunk(sharing: int, split: bool) -> float:
-        wait = (QUANTIZED.wait + split * QUANTIZED.split_wait) / tiles.span
-        return max(max(together, fetched / QUANTIZED.l2_bytes) * sharing + wait, alone) * cycle
+        wait = (fit.wait + split * fit.split_wait) / tiles.span
+        return max(max(together, fetched / fit.l2_bytes) * sharing + wait, alone) * cycle
 
     def epilogue(sharing: int) -> float:
         area = tiles.tokens * height * 64 / AREA
-        stores, instructions = QUANTIZED.epilogue * sharing, QUANTIZED.warpgroup_epilogue / tiles.warpgroups
+        stores, instructions = fit.epilogue * sharing, fit.warpgroup_epilogue / tiles.warpgroups
         few = QUARTER_TOKENS if tiles.tokens % 32 and tiles.tokens > MANY_TOKENS[0] else 1.0
         if weights.item == 1:
             few = CODE_EPILOGUE
-        return few * area * max(stores, instructions) + QUANTIZED.tile
+        return few * area * max(stores, instructions) + fit.tile
 
     chunks = -(-weights.length // (tiles.block_k * tiles.k_splits))
     moved = _moved(rows, weights, weights.bits + 0.125, tiles.k_splits, groups)
-    times = Times(QUANTIZED, chunks, chunk, epilogue, tiles.resident, moved)
+    times = Times(fit, chunks, chunk, epilogue, tiles.resident, moved)
     if share > 1:
         return 1, times.unsplit(weights.chip, items, share)
     return times.least(weights.chip, items, tiles.cluster_k_splits)

@@ -56,7 +56,7 @@ struct CodeBytes
   static constexpr bool halves_x = halved;
   static constexpr int steps = 8 / bits;
   static constexpr int64_t unit_bytes = 64;
-  static constexpr int64_t units_together = bits == 4 && detail::same<Sums, Halves> ? 4 : 0;  // 16 products in each half
+  static constexpr int64_t units_together = bits == 4 && detail::same<Sums, Halves> ? 4 : 0;  // 16 products in a half
   static constexpr int distance = 2;
 
   template <int step>

@@ -30,6 +30,7 @@ struct IntegerCodes {
   static constexpr bool floats = false, looked_up = false;
   static constexpr bool paired = true, bytes = bits == 8;
   static constexpr int first_number = first;
+  static constexpr float rest = 1.0f;
 
   // A code shifted by `biased_shift` is in the upper bits of a bfloat16's mantissa. With the exponent of `base` it is the
   // number plus `added`, which is no larger than three times the largest number: a sum of products loses little when the
@@ -80,6 +81,8 @@ struct FloatCodes {
     const float value = wide * __int_as_float(int(uint32_t(254 - bias) << 23));
     return __int_as_float(__float_as_int(value) | int(code >> magnitude_bits << 31));
   }
+  // What 2^112 leaves of the power of two that the bias of a bfloat16 is more.
+  static constexpr float rest = float(1 << (15 - bias));
   // The bit of a half at which the magnitude begins, the sign being the highest one; and the numbers of such a pair.
   template <class Element>
   static constexpr int place = (is_bfloat16<Element> ? 7 : 10) - mantissa;
@@ -111,7 +114,7 @@ struct TableCodes {
   static constexpr bool paired = true, bytes = false, floats = false, looked_up = true;
   static constexpr int step = 0, biased_shift = 0, first_number = 0;
   static constexpr uint32_t biased_exponent = 0;
-  static constexpr float added = 0.0f;
+  static constexpr float added = 0.0f, rest = 1.0f;
 
   // Number i of the table, rounded to Element (to nearest, ties to even).
   template <class Element>

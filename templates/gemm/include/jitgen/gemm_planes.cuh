@@ -305,6 +305,15 @@ struct PlaneWeight {
     }
   }
 
+  // The codes of register `number` of a chunk, which are floats, with sign and magnitude in their fields of Element.
+  static JITGEN_DEVICE uint32_t wide_pair(const Codes& codes, int number) {
+    if constexpr (bits == 4 && is_bfloat16<Element>) {
+      return Kind::wide_pair(codes.words[number / 4] >> number % 4 / 2 * 8, number % 2);
+    } else {
+      return codes.template pair<Kind::template place<Element>, 0, bits - 1>(number) | codes.signs(number);
+    }
+  }
+
   // That fragment as pairs of numbers, less the zero-points of rows g and g+8 in both halves of a word, or times their
   // folded scales; for `paired`.
   static JITGEN_DEVICE void numbers(uint32_t (&a)[4], const Codes& codes, int step, const uint32_t (&zeros)[2]) {
@@ -316,13 +325,7 @@ struct PlaneWeight {
       for (int i = 0; i < 4; ++i) {
         const int number = step * 4 + i;
         if constexpr (Kind::floats) {
-          constexpr int up = Kind::template place<Element>;
-          uint32_t wide;
-          if constexpr (bits == 4 && is_bfloat16<Element>) {
-            wide = Kind::wide_pair(i < 2 ? codes.words[step] : codes.words[step] >> 8, i % 2);
-          } else {
-            wide = codes.template pair<up, 0, bits - 1>(number) | codes.signs(number);
-          }
+          const uint32_t wide = wide_pair(codes, number);
           if constexpr (folded) {
             a[i] = fma_pair<Element>(wide, zeros[i & 1], minus_zeros);
           } else {

@@ -239,7 +239,7 @@ struct PlaneCodes {
 
 // --------------------------------------------------------------------------------------------------- codes as they are
 
-// Units of whole numbers in planes, `step` apart, as they are multiplied by int8 activations. `Sums` is Ints for VPDPBUSD
+// Units of whole numbers in planes, `step` apart, that are multiplied by int8 activations. `Sums` is Ints for VPDPBUSD
 // and Halves for VPMADDUBSW, whose pairs of products fit 16 bits for codes below 128.
 template <int bits, int step, class Sums>
 struct PlaneUnits {
@@ -261,8 +261,8 @@ struct PlaneUnits {
   using Vector = typename detail::Select<units_together != 0, Halves, Ints>::type;
 };
 
-// The arithmetic of these numbers, from `low` on (gemm_code_tile.hpp): four neighbouring codes are the bytes of a word, and
-// what they are above their values is taken off the sums.
+// The arithmetic of these numbers, from `low` on (gemm_code_tile.hpp): four neighbouring codes are the bytes of a word,
+// and what they are above their values is taken off the sums.
 template <int bits, int step, int low, bool zeroed, class Sums, class Units = PlaneUnits<bits, step, Sums>>
 struct PlaneBytes : Units, UnsignedCodes<bits, zeroed, -low, typename Units::Element, typename Units::Vector> {
   using Element = typename Units::Element;

@@ -30,8 +30,11 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
   static constexpr bool whole = !Weight::zero_points || Weight::whole_zeros;
   static constexpr bool in_pairs = is_bfloat16<Element> && whole;
   static constexpr bool halved = scaled && in_pairs && !is_exact_in_bfloat16<Scale>;
+  static constexpr float power = 5192296858534827628530496329220096.0f;  // 2^112
+  // Floats of eight bits become numbers of the bias of bfloat16 by the scale, times 2^112, as scales are below 2^15.
+  static constexpr bool rebiased = halved && Kind::floats && Weight::bits == 8;
   // Bytes are bfloat16 numbers as they are, times 2^-133, of which they take 2^127 back. The scale takes the rest.
-  static constexpr float shrunk = bytes && in_pairs ? 64.0f : Weight::shrunk;
+  static constexpr float shrunk = bytes && in_pairs ? 64.0f : rebiased ? Kind::rest : Weight::shrunk;
 
   uint32_t factor[2];  // in_pairs: the scale of rows g and g+8 in both halves, or the upper number of two
   uint32_t lower[2];   // halved: the lower one
@@ -46,6 +49,7 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
     }
     if constexpr (scaled && !Weight::folded) {
       scale = unpack_pair(scales.scale[0]);
+      if constexpr (rebiased) scale = {scale.x * power, scale.y * power};
       if constexpr (in_pairs) {
         split(factor[0], lower[0], scale.x);
         split(factor[1], lower[1], scale.y);
@@ -62,7 +66,10 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
 
   // The fragment of k16 step `step` (0..3) of the chunk.
   JITGEN_DEVICE void fragment(uint32_t (&a)[4], const typename Weight::Codes& codes, int step) const {
-    if constexpr (whole && !(bytes && in_pairs)) {
+    if constexpr (rebiased) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = scale_pair(Weight::wide_pair(codes, step * 4 + i), i & 1);
+    } else if constexpr (whole && !(bytes && in_pairs)) {
       Weight::numbers(a, codes, step, offsets.row);
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = scale_pair(a[i], i & 1);
@@ -71,8 +78,8 @@ struct Decode<PlaneWeight<Element_, bits, Kind, Zero, Scale, group, factored>> {
       for (int i = 0; i < 4; ++i) {
         const uint32_t pair = codes.pair(step * 4 + i);
         if constexpr (whole) {
-          constexpr uint32_t power = 0x7f007f00u;  // 2^127
-          a[i] = scale_pair(multiply_pair(subtract_pair(pair, offsets.row[i & 1]), power), i & 1);
+          constexpr uint32_t largest = 0x7f007f00u;  // 2^127
+          a[i] = scale_pair(multiply_pair(subtract_pair(pair, offsets.row[i & 1]), largest), i & 1);
         } else {
           const float zero = offsets.number[i & 1], by = scaled ? (i & 1 ? scale.y : scale.x) : 1.0f;
           a[i] = round_pair<Element>((Kind::number(pair & 0xffffu) - zero) * by, (Kind::number(pair >> 16) - zero) * by);

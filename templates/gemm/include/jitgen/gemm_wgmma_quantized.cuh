@@ -15,7 +15,7 @@
 //     static constexpr int contractions = 1; // weights that share x and have equal N; divides blocks
 //     static constexpr int regions = 1;      // weights of different N, each with its own outputs
 //     static constexpr int stages = 8;       // stages of the ring, of span chunks of 64 k's each
-//     static constexpr int span = 1;         // 1 or 2 (less work per k, for codes of 4 bits)
+//     static constexpr int span = 1;         // 1 or 2 (less work per k)
 //     static constexpr int steps = 1;        // k16 steps in a group of wgmmas: 1, or 2, with more registers
 //     static constexpr int most_splits = 1;  // the most blocks of a cluster that split K: 1 to 8; a launch may have fewer
 //     static constexpr int multicast = 1;    // blocks of a cluster that share x's tile: 1, 2, 4; not with most_splits
@@ -38,7 +38,7 @@
 //
 // x may be of int8, with codes of 4 bits and a span of 2 (gemm_wgmma_codes.cuh); then its box has 128 k's.
 // Tensor maps, outermost size first: x[M, K], box [tokens / multicast, 64], 128-byte swizzle; codes as 32-bit words,
-// [tiles of 16 rows, chunks of 64 k's * 32 * bits], box [Shape::columns / 16, 32 * bits * span], no swizzle. So x has
+// [tiles of 16 rows, chunks of 64 k's * 32 * bits], box [Shape::columns / 16, Shape::box_bytes / 4], no swizzle. So x has
 // stride 1 along k, is aligned to 16 bytes, and its row stride is a multiple of 16 bytes. Scales and zero-points are
 // aligned to 16 bytes.
 // Cluster: {multicast, 1, 1}, or with most_splits any number of blocks up to it, as the launch says. Grid: along x only,
@@ -164,11 +164,14 @@ struct QuantizedKernel {
         }
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
-          constexpr int words = Shape::tile_bytes / 4;
-          constexpr int share = Shape::code_bytes / contractions;
+          constexpr int words = Shape::box_bytes / 4, share = Shape::contraction_tiles * Shape::box_bytes;
           const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + c * share;
           const int at = tiles_before(matrix, c) + tile.column / 16;
-          copy_box(to, *region.codes[c], chunk * words, at, full(stage), policy);
+#pragma unroll
+          for (int i = 0; i < Shape::code_boxes; ++i) {
+            const int column = (chunk * Shape::code_boxes + i) * words;
+            copy_box(to + i * (contractions * share), *region.codes[c], column, at, full(stage), policy);
+          }
         }
       }
     } else if (Shape::side_bytes > 0 && warp == 1) {

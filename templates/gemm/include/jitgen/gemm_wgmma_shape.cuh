@@ -47,11 +47,15 @@ struct QuantizedShape {
   // Sizes of one stage.
   static constexpr int span = Config::span;
   static constexpr int tile_bytes = 128 * Weight::bits * span;  // bytes of codes
+  // Copies of the codes of a stage, of chunks one after another, and what a copy has of a tile: a box has at most 256 words
+  // of a row.
+  static constexpr int code_boxes = tile_bytes <= 1024 ? 1 : span, box_bytes = tile_bytes / code_boxes;
   static constexpr int item = sizeof(typename Weight::Element);  // bytes of an element of x
   static constexpr int boxes = span * item / 2;                  // copies of x, of 128 bytes along k
   static constexpr int x_bytes = Config::tokens * 128 * boxes;
   static constexpr int step_k = 32 / item;  // k's of one wgmma
   static constexpr int code_bytes = tiles * tile_bytes;
+  static constexpr int chunk_bytes = code_boxes == 1 ? tile_bytes / span : code_bytes / span;  // to a tile's next chunk
   static constexpr bool group_scales = Weight::group != 0;
   // k's of a stage that certainly are of one group: all, 64, 32 or 16.
   static constexpr int part = Weight::group % (64 * span) == 0 ? 64 * span
@@ -90,7 +94,7 @@ struct QuantizedShape {
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1), "ranges of K");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
   static_assert(Config::most_splits == 1 || Config::multicast == 1, "a cluster has one purpose");
-  static_assert(32 * Weight::bits * span <= 256, "a tensor copy's box");
+  static_assert(box_bytes <= 1024, "a tensor copy's box");
   static_assert(span * item % 2 == 0 && part >= step_k, "whole copies of x, and steps of one group");
   static_assert(Config::tokens % (8 * Config::multicast) == 0 && Config::tokens % chunk == 0, "tokens of a tile");
 };

@@ -37,7 +37,7 @@ struct QuantizedStage {
     JITGEN_DEVICE Lane() {
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
       const int tile = Shape::tile_of(warp / 4, 0) + warp % 4;
-      codes = Shape::codes_at + tile * Shape::tile_bytes + (Weight::planes ? 0 : lane * 16);
+      codes = Shape::codes_at + tile * Shape::box_bytes + (Weight::planes ? 0 : lane * 16);
       side = Shape::side_at + (tile * 16 + lane / 4 * 2);
       asm("" : "+r"(codes), "+r"(side));
     }
@@ -57,14 +57,15 @@ struct QuantizedStage {
       if constexpr (Weight::planes) {
 #pragma unroll
         for (int i = 0; i < span; ++i) {
-          const uint8_t* const from = codes + tile * Shape::tile_bytes + i * (Shape::tile_bytes / span);
+          const uint8_t* const from = codes + tile * Shape::box_bytes + i * Shape::chunk_bytes;
           fetched.codes[b][i].read(reinterpret_cast<const uint32_t*>(from), threadIdx.x % 32,
                                    [](const auto* address) { return *address; });
         }
       } else {
 #pragma unroll
         for (int i = 0; i < span * Weight::loads; ++i) {
-          const uint8_t* const from = codes + tile * Shape::tile_bytes + i * 512;
+          constexpr int loads = Weight::loads;
+          const uint8_t* const from = codes + tile * Shape::box_bytes + i / loads * Shape::chunk_bytes + i % loads * 512;
           fetched.codes[b][i / Weight::loads].words[i % Weight::loads] = *reinterpret_cast<const uint4*>(from);
         }
       }
