@@ -141,20 +141,19 @@ QUANTIZED = TileFit(
 )
 DECODE = WarpgroupFit(fixed=74.6, block=77.8, more_blocks=37.7)
 QUANTIZED_BYTES = TileFit(
-    *(1.0, 32.8, 3, 2.13),
-    split_wait=29.7,
-    epilogue=QUANTIZED.epilogue,
-    warpgroup_epilogue=4.77,
-    tile=0.236,
-    split_epilogue=2.48,
+    *(1.0, 33.0, 2.6, 2.1),
+    epilogue=0.84,
+    warpgroup_epilogue=4.03,
+    tile=0.455,
+    split_epilogue=2.36,
     exchange=0.3,
-    block_exchange=QUANTIZED.block_exchange,
+    block_exchange=0.28,
     more_exchanges=QUANTIZED.more_exchanges,
 )
-BYTE_DECODE = WarpgroupFit(fixed=193.5, block=110, more_blocks=54.4)
-"""Of codes of eight bits and 16-bit x, fitted to 418 timings of nineteen products of int8 and fp8 weights of 85 to 7884
-rows on an H200: what is estimated to be the fastest takes 2 % longer than the fastest, and 13 % at worst. A chunk of 64
-rows takes a lane of int8 72 instructions and of fp8 88 to decode, and of int4 36."""
+BYTE_DECODE = WarpgroupFit(fixed=DECODE.fixed, block=113, more_blocks=185)
+"""Of codes of eight bits and 16-bit x, fitted to 570 timings of 41 products of int8 and fp8 weights of 36 to 7884
+rows on an H200: what is estimated to be the fastest takes 2 % longer than the fastest, and 13 % at worst but for the
+fewest rows (30 %). A chunk of 64 rows takes a lane of int8 72 instructions to decode, of fp8 88, and of int4 36."""
 CODE_DECODE, CODE_SUM = 30.0, 3.0
 """Cycles of a warpgroup for 64 rows of a chunk where x is int8: of decoding them to int8, and of adding one sum of each
 thread to those of the groups before (an estimate)."""

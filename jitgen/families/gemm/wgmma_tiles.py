@@ -302,14 +302,15 @@ def _estimate_quantized(
     items = down * sum(-(-n // (tiles.block_n * share)) * share for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
     products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
+    decoding = BYTE_DECODE if weights.bits == 8 else DECODE
     if weights.item == 2:
-        decode = (BYTE_DECODE if weights.bits == 8 else DECODE).blocks(blocks)
+        decode = decoding.blocks(blocks)
         together = height * products + tiles.warpgroups * decode
     else:
         decode = blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
         together = height * (CODE_BLOCK + CODE_TOKEN * tiles.tokens)
     fetched = tiles.tokens * weights.item * CHUNK / share + height * CHUNK * 8 * weights.bits
-    alone = blocks * products + decode + DECODE.fixed
+    alone = blocks * products + decode + decoding.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
 
     def chunk(sharing: int, split: bool) -> float:
