@@ -35,6 +35,11 @@ def real(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
     return unset_fake_temporarily() if is_real else nullcontext()
 
 
+def with_numbers() -> AbstractContextManager[Any]:
+    """Enters a context in which what is computed of numbers alone has values, also under a mode of fake tensors."""
+    return nullcontext() if is_recorded() else unset_fake_temporarily()
+
+
 def is_recorded() -> bool:
     """Returns whether operations are recorded into a graph (``make_fx``, AOTAutograd)."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in (_KEYS.PROXY, _KEYS.FUNCTIONAL))

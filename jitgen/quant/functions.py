@@ -224,7 +224,11 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTenso
                 "them, w[ids.flatten()], and unflatten what the product returns"
             )
         if isinstance(key, torch.Tensor) and key.dim() == 0 and not key.is_floating_point():
+            if isinstance(key, FakeTensor):  # of torch.compile, which asks for the shape alone
+                return tensor.chosen(key.reshape(1)).expert(0)
             key = int(key)
+        if isinstance(key, slice):
+            return tensor.chosen(torch.arange(tensor.token.experts, device=tensor.device)[key])
         if type(key) is not int:
             refuse(func, args)
         return tensor.expert(key)
@@ -254,20 +258,25 @@ def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Q
     if tensor.transposed or tensor.token.experts is not None:
         refuse(func, args)
     shape = max(rows, 1), max(columns, 1)
-    of_rows = _as_tuple(func(torch.arange(shape[0]).unsqueeze(1).expand(shape), *rest, **kwargs))
-    of_columns = _as_tuple(func(torch.arange(shape[1]).expand(shape), *rest, **kwargs))
-    selected = []
-    for row_numbers, column_numbers in zip(of_rows, of_columns, strict=True):
-        if row_numbers.dim() != 2:
+    with fakes.with_numbers():
+        of_rows = _as_tuple(func(torch.arange(shape[0]).unsqueeze(1).expand(shape), *rest, **kwargs))
+        of_columns = _as_tuple(func(torch.arange(shape[1]).expand(shape), *rest, **kwargs))
+        selected = [
+            (row_numbers.shape, row_numbers[:rows, :1].flatten().tolist(), column_numbers[:1].flatten().tolist())
+            for row_numbers, column_numbers in zip(of_rows, of_columns, strict=True)
+        ]
+    pieces = []
+    for selection, row_numbers, column_numbers in selected:
+        if len(selection) != 2:
             refuse(func, args)
-        if row_numbers.shape[1] == shape[1]:
-            selected.append(tensor._rows(row_numbers[:rows, 0]))
+        if selection[1] == shape[1]:
+            pieces.append(tensor._rows(torch.tensor(row_numbers, dtype=torch.int64)))
             continue
-        numbers = column_numbers[0].tolist() if row_numbers.shape == (rows, column_numbers.shape[1]) and rows else []
+        numbers = column_numbers if selection == (rows, len(column_numbers)) and rows else []
         if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
             refuse(func, args)
-        selected.append(tensor._columns(numbers[0], numbers[-1] + 1))
-    return tuple(selected)
+        pieces.append(tensor._columns(numbers[0], numbers[-1] + 1))
+    return tuple(pieces)
 
 
 handles(T.narrow, torch.narrow, T.index_select, torch.index_select)(
@@ -328,8 +337,10 @@ _OPERANDS = ("input", "self", "other", "mat2", "tensor2", "vec")
 @handles(torch.matmul, T.matmul, T.__matmul__, torch.mm, T.mm, torch.linalg.matmul, torch.mv, T.mv)
 def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
-    if is_quantized(right) and right.token.experts is not None:
-        return _bmm(func, (left, right), {})
+    for weight, other in ((right, left), (left, right)):
+        if is_quantized(weight) and weight.token.experts is not None and not is_quantized(other):
+            repeated = other.expand(weight.token.experts, *other.shape) if other.dim() == 2 else other
+            return _bmm(func, (repeated, weight) if weight is right else (weight, repeated), {})
     if is_quantized(right) and not is_quantized(left) and left.dim():
         return _product(func, left, right.t())
     if is_quantized(left) and not is_quantized(right) and right.dim() in (1, 2):

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from jitgen.errors import UnsupportedError
+from jitgen.quant import fakes
 from jitgen.quant.decode import decode, decode_rows
 from jitgen.quant.formats import WHOLE_TENSOR, Format, Integer, geometry
 from jitgen.quant.layouts import Tensors, portable
@@ -108,6 +109,7 @@ def zero_codes(format: Format, tensors: Tensors, rows: int) -> torch.Tensor:
     if format.zeros == "integer":  # only a weight with one group a row has padding after a slice
         zeros = tensors[format.tensor_names.index("zeros")][:, -1:]
         return portable.of_rows(format, zeros, slice(0, rows)).clamp(max=(1 << format.bits) - 1)
-    indices = (format.values == 0).nonzero()
-    code = int(indices[0]) if len(indices) and not isinstance(format.code, Integer) else 0
+    with fakes.with_numbers():
+        zeros_at = (format.values == 0).nonzero().flatten().tolist()
+    code = zeros_at[0] if zeros_at and not isinstance(format.code, Integer) else 0
     return torch.full((1, 1), code, dtype=format.code_dtype, device=tensors[0].device)

@@ -256,6 +256,28 @@ def test_matrices_that_one_id_a_slice_or_an_einsum_chooses(name: str) -> None:
     torch.testing.assert_close(mine, exact, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["some", "every second", "all"])
+def test_eager_multiplies_by_some_matrices(name: str) -> None:
+    x, weight = torch.randn(3, 64), jitgen.quantize(torch.randn(5, 48, 64), "int8")
+    wanted = CHOSEN[name](x.double(), weight.dequantize(torch.float64), None)
+    torch.testing.assert_close(CHOSEN[name](x, weight, None).double(), wanted, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, i: F.linear(x, w[i + 1]) + x @ w[-2:].mT,
+        lambda x, w, i: F.linear(x[:, :32], w[1][:, 32:]) + F.linear(x, w[i.argmax()][8:24]).sum(),
+    ],
+)
+@pytest.mark.slow
+def test_compiled_choices_of_one_id_a_slice_and_columns(function: Callable[..., torch.Tensor]) -> None:
+    x, weight, i = torch.randn(3, 64), jitgen.quantize(torch.randn(5, 48, 64), "int4", 32), torch.tensor(2)
+    found = torch.compile(function, backend="jitgen", fullgraph=True)(x, weight, i)
+    wanted = function(x.double(), weight.dequantize(torch.float64), i)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-4)
+
+
 def test_gradients() -> None:
     run, scales = jitgen.jit(gated), torch.rand(ROWS)
     x, weight = torch.randn(ROWS, 16, requires_grad=True), torch.randn(GROUPS, 24, 16, requires_grad=True)
