@@ -339,7 +339,8 @@ def _matmul(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.T
     left, right = [*args, *(kwargs[name] for name in _OPERANDS if name in kwargs)]
     for weight, other in ((right, left), (left, right)):
         if is_quantized(weight) and weight.token.experts is not None and not is_quantized(other):
-            repeated = other.expand(weight.token.experts, *other.shape) if other.dim() == 2 else other
+            is_one = other.dim() == 2 or (other.dim() == 3 and other.shape[0] == 1)
+            repeated = other.expand(weight.token.experts, *other.shape[-2:]) if is_one else other
             return _bmm(func, (repeated, weight) if weight is right else (weight, repeated), {})
     if is_quantized(right) and not is_quantized(left) and left.dim():
         return _product(func, left, right.t())
