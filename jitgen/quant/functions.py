@@ -261,14 +261,14 @@ def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Q
     with fakes.with_numbers():
         of_rows = _as_tuple(func(torch.arange(shape[0]).unsqueeze(1).expand(shape), *rest, **kwargs))
         of_columns = _as_tuple(func(torch.arange(shape[1]).expand(shape), *rest, **kwargs))
+        if any(row_numbers.dim() != 2 for row_numbers in of_rows):
+            refuse(func, args)
         selected = [
-            (row_numbers.shape, row_numbers[:rows, :1].flatten().tolist(), column_numbers[:1].flatten().tolist())
+            (row_numbers.shape, row_numbers[:rows, 0].tolist(), column_numbers[:1].flatten().tolist())
             for row_numbers, column_numbers in zip(of_rows, of_columns, strict=True)
         ]
     pieces = []
     for selection, row_numbers, column_numbers in selected:
-        if len(selection) != 2:
-            refuse(func, args)
         if selection[1] == shape[1]:
             pieces.append(tensor._rows(torch.tensor(row_numbers, dtype=torch.int64)))
             continue

@@ -32,6 +32,7 @@ from jitgen.trace.groups import (
     is_of_some,
     mT,
     of_batches,
+    reshaped,
     stored_columns,
 )
 from jitgen.trace.guards import matmul_precision
@@ -353,14 +354,14 @@ def _product_of(trace: Trace, first: _Term, second: _Term, result: list[str]) ->
     x, weight = _aligned(trace, left, x, left_order, sizes), _aligned(trace, right, weight, right_order, sizes)
     batches = tuple(sizes[name] for name in batch)
     length = symbols.product(sizes[name] for name in summed)
-    x = _reshaped(trace, x, (*batches, *(sizes[name] for name in rows), length))
-    weight = _reshaped(trace, weight, (*batches, symbols.product(sizes[name] for name in columns), length))
+    x = reshaped(trace, x, (*batches, *(sizes[name] for name in rows), length))
+    weight = reshaped(trace, weight, (*batches, symbols.product(sizes[name] for name in columns), length))
     if not rows:
         x = unsqueeze(trace, x, len(batch))
     of_matrices = weight.is_weight and batch
     product = _batched(trace, x, mT(trace, weight)) if of_matrices else contract(trace, x, weight, len(batch))
     final = (*batches, *(sizes[name] for name in (*rows, *columns)))
-    return _ordered(trace, [*batch, *rows, *columns], _reshaped(trace, product, final), result)
+    return _ordered(trace, [*batch, *rows, *columns], reshaped(trace, product, final), result)
 
 
 def _is_product_of_weight(left: list[str], x: Node, right: list[str], weight: Node, result: list[str]) -> bool:
@@ -475,7 +476,3 @@ def _aligned(trace: Trace, names: list[str], node: Node, order: list[str], sizes
 def _ordered(trace: Trace, names: list[str], node: Node, order: list[str]) -> Node:
     """Permutes ``node`` to the dimensions in ``order``."""
     return permuted(trace, node, [names.index(name) for name in order])
-
-
-def _reshaped(trace: Trace, node: Node, shape: tuple[Any, ...]) -> Node:
-    return node if node.shape == shape else view(trace, node, ("reshape",), shape)

@@ -169,11 +169,10 @@ def _rows_of_ids(trace: Trace, rows: Node, whole: Node, ids: Node, dtype: str | 
     """Multiplies ``rows`` (batch..., R, K) by the matrices of ``whole`` (G, N, K) that ``ids`` (batch...) choose, to
     (batch..., R, N)."""
     batch = rows.shape[:-1]
-    flat = view(trace, rows, ("reshape",), (symbols.product(batch), rows.shape[-1]))
-    of_rows = expand(trace, unsqueeze(trace, ids, len(ids.shape)), batch)
-    of_rows = view(trace, of_rows, ("reshape",), flat.shape[:1])
+    flat = reshaped(trace, rows, (symbols.product(batch), rows.shape[-1]))
+    of_rows = reshaped(trace, expand(trace, unsqueeze(trace, ids, len(ids.shape)), batch), flat.shape[:1])
     product = grouped(trace, flat, whole, of_rows, dtype or rows.dtype, "ids")
-    return view(trace, product, ("reshape",), (*batch, product.shape[1]))
+    return reshaped(trace, product, (*batch, product.shape[1]))
 
 
 def _are_equal(trace: Trace, left: Shape, right: Shape) -> bool:
@@ -247,6 +246,11 @@ def by_codes(trace: Trace, product: Node) -> Node:
     else:
         scaled = pointwise(trace, "mul", sums(trace.cast(codes, multiplied), weight), scales)
     return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
+
+
+def reshaped(trace: Trace, node: Node, shape: tuple[Any, ...]) -> Node:
+    """Returns ``node`` in ``shape``; itself where it has it: graphs of one row have no such view (``ir/fixed.py``)."""
+    return node if node.shape == shape else view(trace, node, ("reshape",), shape)
 
 
 def mT(trace: Trace, node: Node) -> Node:

@@ -134,6 +134,10 @@ TOKENS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], Arguments]]
         lambda ids: torch.zeros(6).scatter_add(0, ids, torch.ones_like(ids, dtype=torch.float32)),
         lambda n: (torch.arange(n) % 6,),
     ),
+    "the expert of an id": (
+        lambda x, w, i: F.linear(x, w[i]),
+        lambda n: (torch.randn(n, 32), jitgen.quantize(torch.randn(6, 16, 32), "int8"), torch.tensor(2)),
+    ),
     "experts": (grouped, lambda n: (torch.randn(n, 32), torch.arange(n) % 6, torch.randn(6, 16, 32))),
     "gradient of a bias": (lambda gradient: gradient.sum(0), lambda n: (torch.randn(n, WIDTH),)),
 }
