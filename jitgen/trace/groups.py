@@ -188,11 +188,14 @@ def of_batches(trace: Trace, x: Node, weight: Node) -> Node:
     count, rows, length = x.shape
     _same(trace, count, weight.shape[0], "the number of matrices")
     if is_of_some(weight):
-        some, swapped = without_swaps(weight)
-        start, step = some.attrs[2:]
-        ids = pointwise(trace, "mul", _iota(trace, count), step)
-        ids = pointwise(trace, "add", ids, trace.builder.scalar(start, "int64"))
-        return _rows_of_ids(trace, x, mT(trace, some.inputs[0]) if swapped else some.inputs[0], ids, x.dtype)
+        ids = _iota(trace, count)
+        while is_of_some(weight):
+            some, swapped = without_swaps(weight)
+            start, step = some.attrs[2:]
+            ids = pointwise(trace, "mul", ids, step)
+            ids = pointwise(trace, "add", ids, trace.builder.scalar(start, "int64"))
+            weight = mT(trace, some.inputs[0]) if swapped else some.inputs[0]
+        return _rows_of_ids(trace, x, weight, ids, x.dtype)
     ends = pointwise(trace, "mul", pointwise(trace, "add", _iota(trace, count), 1), trace.builder.scalar(rows, "int64"))
     flat = view(trace, x, ("reshape",), (symbols.mul(count, rows), length))
     product = grouped(trace, flat, weight, ends, x.dtype)

@@ -18,7 +18,7 @@ from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import GATHER, VIEW
 from jitgen.trace.contents import is_numpy
 from jitgen.trace.gathers import INDEX_DTYPES, MASKED, along, indexed, require_index
-from jitgen.trace.groups import without_swaps
+from jitgen.trace.groups import is_of_some, without_swaps
 from jitgen.trace.movement import dimension, flatten, narrowed, sizes_of, squeezed, to_shape, unsqueeze, view
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.padding import MODES, padded
@@ -195,6 +195,8 @@ def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
     is_ids = isinstance(key, Node) and not key.kind.is_number and key.dtype in INDEX_DTYPES
     if not is_ids or weight.under_views.kind is GATHER:
         return None
+    if is_of_some(weight):
+        raise UnsupportedError("ids of some matrices of a quantised weight, w[i:j][ids]; choose of all, w[ids + i]")
     shape, rank = (*key.shape, *weight.shape[1:]), len(key.shape)
     ids = trace.cast(key, "int64")
     if rank == 1:

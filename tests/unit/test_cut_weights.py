@@ -127,6 +127,7 @@ def test_kernels_of_gpus_cut_the_product(backend: str) -> None:
         (lambda x, w: (x.unsqueeze(1) @ w[IDS][IDS].mT).squeeze(1), "one tensor of ids"),
         (lambda x, w: F.linear(x, w[0][IDS]), "F.embedding"),
         (lambda x, w: F.linear(x, w[IDS[0]][:16]), "cut its columns"),
+        (lambda x, w: (x.unsqueeze(1) @ w[1:][IDS].mT).squeeze(1), r"choose of all, w\[ids \+ i\]"),
         (lambda x, w: F.linear(x, w[1:3].flatten(0, 1)), r"x @ w\[i:j\]\.mT"),
         (lambda x, w: torch.einsum("td,tkod->to", x, w[IDS[:, None]]), "sum what they return"),
     ],

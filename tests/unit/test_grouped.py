@@ -236,6 +236,7 @@ CHOSEN: dict[str, Callable[..., torch.Tensor]] = {
     "einsum, weighted": lambda x, w, ids: torch.einsum("tkod,td,tk->ot", w[ids], x, ids.to(x.dtype)),
     "einsum of several rows": lambda x, w, ids: torch.einsum("tmd,tkod->tkmo", x[:, None].expand(-1, 2, -1), w[ids]),
     "some": lambda x, w, ids: x @ w[1:3].mT,
+    "some of some": lambda x, w, ids: x @ w[1:].mT[:3:2],
     "every second": lambda x, w, ids: w[1::2] @ x.mT,
     "some by einsum": lambda x, w, ids: torch.einsum("td,eod->teo", x, w[1:4]),
     "all": lambda x, w, ids: x @ w.mT + x[None] @ w.mT,
