@@ -32,6 +32,18 @@ inline void barrier_wait_in_place(uint32_t barrier, uint32_t parity, const char*
 }
 inline void barrier_arrive_on_copies(uint32_t barrier) { barrier_arrive(barrier); }
 inline void proxy_fence() {}
+inline int own_warp() { return running / 32; }
+inline void store_matrices_transposed(uint32_t address, const uint32_t (&words)[4]) {
+  const int self = running, lane = self % 32, warp = self - lane;
+  for (int i = 0; i < 4; ++i) operands[self][i] = words[i];
+  pause();
+  if (address % 16 != 0) abort();
+  for (int c = 0; c < 8; ++c) {
+    const uint16_t half = operands[warp + c * 4 + lane % 8 / 2][lane / 8] >> lane % 2 * 16;
+    memcpy(shared_memory + address + c * 2, &half, 2);
+  }
+  pause();
+}
 inline void copy_box_of_batch(
     uint32_t to, const TensorMap& map, int column, int row, const int (&batch)[3], uint32_t barrier) {
   if (column * map.item % 16 != 0) abort();  // an illegal instruction of a GPU

@@ -42,7 +42,8 @@ class Dialect:
         name: ``"cpp"``, ``"cuda"`` or ``"triton"``; the backend has the same name.
         rows, types, storage_types: the tables; see the module.
         coarse: operation -> float32 row with a relative error of up to 2**-16. Rounding the result to 16 bits hides it:
-            half a unit in the last place of float16 is at least 2**-12 of the number.
+            half a unit in the last place of float16 is at least 2**-12 of the number. Where a float16 is 0, as erfc
+            is from 4.2 on, it is up to 2**-13, beside 2**-9 of bfloat16.
         constant: (number, compute dtype) -> literal.
         cast: (expression, from, to) -> expression converted from one compute dtype to another.
         round: (expression, storage dtype) -> expression rounded to the storage dtype, in its compute dtype.

@@ -262,8 +262,8 @@ def test_operation(op: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("op", ["exp", "sigmoid", "erfc"])
 def test_coarse_operation(op: str) -> None:
-    """What a 16-bit result hides: 2**-16 of the value; exp and erfc reach the subnormals, sigmoid (as torch's)
-    becomes 0."""
+    """What a 16-bit result hides: 2**-16 of the value, of erfc 2**-13 where a float16 is 0; exp and erfc reach the
+    subnormals, sigmoid (as torch's) becomes 0."""
     (column,) = floats(torch.float32, 1)
     column = torch.cat([column, torch.linspace(-110, 95, 50_000), torch.linspace(-11, 11, 50_000)])
     got = run(
@@ -275,7 +275,8 @@ def test_coarse_operation(op: str) -> None:
     want = reference(op, (column,))
     smallest = torch.finfo(torch.float32).smallest_normal
     step = smallest * torch.finfo(torch.float32).eps if op != "sigmoid" else smallest
-    fine = (got.double() - want).abs() <= want.abs() * 2**-16 + step
+    bound = torch.where((column > 4.2) & (op == "erfc"), 2.0**-13, 2.0**-16)
+    fine = (got.double() - want).abs() <= want.abs() * bound + step
     fine |= (got.isnan() & want.isnan()) | (got == want.float())
     fine |= (column > 88.72) & (got > 3.4e38)  # where the last numbers before infinity are
     assert fine.all(), (column[~fine][:5], got[~fine][:5], want[~fine][:5])

@@ -89,13 +89,14 @@ struct Config : jitgen::DenseDefaults {
   static constexpr int resident = 1;
   static constexpr int staged = 64;
   static constexpr int run = 8;
+  static constexpr bool in_pairs = true;
 };
 using Shape = jitgen::DenseShape<Config>;
 static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_83daa753(const __grid_constant__ Params params) {
+jitgen_gemm_a2f21814(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -120,13 +121,14 @@ struct Config_1 : jitgen::DenseDefaults {
   static constexpr int resident = 1;
   static constexpr int staged = 64;
   static constexpr int run = 8;
+  static constexpr bool in_pairs = true;
 };
 using Shape_1 = jitgen::DenseShape<Config_1>;
 static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_83daa753_1(const __grid_constant__ Params params) {
+jitgen_gemm_a2f21814_1(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_1>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -152,13 +154,14 @@ struct Config_2 : jitgen::DenseDefaults {
   static constexpr int staged = 32;
   static constexpr int run = 8;
   static constexpr bool swapped = true;
+  static constexpr bool in_pairs = true;
 };
 using Shape_2 = jitgen::DenseShape<Config_2>;
 static_assert(Shape_2::bytes == 222784, "shared memory as the launch has it");
 static_assert(Shape_2::threads == 512, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_2::threads, Config_2::resident)
-jitgen_gemm_83daa753_2(const __grid_constant__ Params params) {
+jitgen_gemm_a2f21814_2(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_2>(params.x_map, int(params.m), int(params.k), regions, epilogue0);

@@ -429,24 +429,23 @@ def _mapped_config(schedule: WgmmaTiling, products: GemmContext) -> list[Member]
         facts |= {"contractions": len(products.regions[0].contractions)}
         stored = [item_size(store.dtype) for region in products.regions for store in region.stores]
         facts |= {"run": 4 if set(stored) == {4} and not schedule.swapped else wgmma.EPILOGUE_WIDTH}
+        of_bytes = isinstance(schedule, WgmmaBytes)
         reads = any(operand.kind != "scalar" for operand in products.regions[0].loads)
-        facts |= {"scaled": bool(first.contraction.blocks), "at_once": in_pairs and reads}
+        facts |= {"scaled": bool(first.contraction.blocks), "at_once": in_pairs and reads and of_bytes}
     return schedule.members(**facts)
 
 
 def _in_pairs(schedule: WgmmaTiling, products: GemmContext) -> bool:
-    """Returns whether an epilogue computes its results as the sums of codes lie in registers, one or two columns of a
-    row at a time: it has one result, of 16 bits, and reads no matrix, which would be read in many pieces."""
+    """Returns whether an epilogue computes its results as the sums lie in registers, two columns of a row or two rows
+    of a column at a time: it has one result, of 16 bits, and reads no matrix, which would be read in many pieces."""
     first, *others = products.regions
     if others or products.batch or products.grouping:
         return False
-    if isinstance(schedule, WgmmaQuantized):
-        of_codes = first.contractions[0].contraction.dtype in CODES
-    else:
-        of_codes = isinstance(schedule, WgmmaBytes) and not schedule.swapped and len(first.contractions) == 1
+    of_codes = isinstance(schedule, WgmmaQuantized) and first.contractions[0].contraction.dtype in CODES
     kinds = {operand.kind for operand in first.loads}
     stored = [(item_size(store.dtype), store.run, store.kind) for store in first.stores]
-    return of_codes and stored == [(2, 1, "full")] and kinds <= {"row", "column", "scalar"}
+    one = len(first.contractions) == 1 or of_codes
+    return one and stored == [(2, 1, "full")] and kinds <= {"row", "column", "scalar"}
 
 
 # ----------------------------------------------------------------------------------------------------------- regions

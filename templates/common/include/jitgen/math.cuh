@@ -283,20 +283,21 @@ JITGEN_DEVICE float coarse_exp(float a) {
   return root * root;
 }
 JITGEN_DEVICE float coarse_sigmoid(float a) { return logistic(coarse_exp(-a)); }
-// The polynomial of coarse.hpp, whose argument is (|a| - 2) / (|a| + 2), by 20 instructions where erfc takes 49: GELU is in
-// the epilogue of products, where nothing hides them.
+// The square of 2^p(|a|), with a polynomial p: 13 instructions where erfc takes 49, and none of a quotient. GELU is in the
+// epilogue of products, where nothing hides them. A relative error of 2^-16 up to 4.2, where a float16 is 0, of 2^-15 up to
+// 6, and of 2^-13 up to 9.5, where a bfloat16 is.
 JITGEN_DEVICE float coarse_erfc(float a) {
-  const float size = ::fabsf(a), root = coarse_exp_root(-(size * size));
-  float t;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(size + 2.0f));
-  const float u = __fmaf_rn(-4.0f, t, 1.0f);
-  float p = __fmaf_rn(0.00275077589f, u, 0.00575203913f);
-  p = __fmaf_rn(p, u, -0.0214789993f);
-  p = __fmaf_rn(p, u, -0.0362482932f);
-  p = __fmaf_rn(p, u, 0.27947227f);
-  p = __fmaf_rn(p, u, -0.687174085f);
-  p = __fmaf_rn(p, u, 1.02158284f);
-  const float tail = p * t * root * root;
+  const float size = ::fabsf(a);
+  float p = __fmaf_rn(-2.36645192e-08f, size, 1.20258187e-06f);
+  p = __fmaf_rn(p, size, -2.68585973e-05f);
+  p = __fmaf_rn(p, size, 0.000349304843f);
+  p = __fmaf_rn(p, size, -0.00296577998f);
+  p = __fmaf_rn(p, size, 0.017576037f);
+  p = __fmaf_rn(p, size, -0.0767255872f);
+  p = __fmaf_rn(p, size, -0.458428293f);
+  p = __fmaf_rn(p, size, -0.813987911f);
+  p = __fmaf_rn(p, size, -9.0314461e-06f);
+  const float root = exp2_normal(p), tail = root * root;
   return a < 0.0f ? 2.0f - tail : tail;
 }
 JITGEN_DEVICE float minimum(float a, float b) {

@@ -37,6 +37,7 @@
 
 #include "jitgen/gemm_wgmma_batch.cuh"
 #include "jitgen/gemm_wgmma_dense_shape.cuh"
+#include "jitgen/gemm_wgmma_results.cuh"
 #include "jitgen/gemm_wgmma_walk.cuh"
 #include "jitgen/lanes.cuh"
 #include "jitgen/wgmma_ptx.cuh"
@@ -76,6 +77,7 @@ struct DenseKernel {
   const int splits;  // blocks of the cluster, if they split K; else 1
   uint8_t* const memory;
   const uint32_t base;  // the address of `memory`
+  const int warp;       // this thread's
   const Batch& batch;
   const Scales& scales;
 
@@ -365,7 +367,7 @@ struct DenseKernel {
   // `matrix`: that the tile belongs to, and where its rows end.
   JITGEN_DEVICE void consume(Sums& acc, const TilePlace& tile, int first, int last, bool alone, Ring& ring, bool follows,
                              bool followed, const MatrixRows& matrix) const {
-    const int warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
+    const int warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int down = warpgroup % Config::down, across = warpgroup / Config::down;
     clear(acc);
     const bool beyond = tile.row + down * Shape::group_rows >= matrix.end ||
@@ -405,7 +407,7 @@ struct DenseKernel {
   template <class Own>
   JITGEN_DEVICE void finish_swapped(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns) const {
     constexpr int chunk = Shape::chunk, pitch = Shape::pitch, turns = Shape::width / chunk;
-    const int thread = threadIdx.x % 128, warpgroup = Shape::pingpong ? 0 : threadIdx.x / 128;
+    const int thread = threadIdx.x % 128, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
     Sum* const staging = reinterpret_cast<Sum*>(memory + Shape::staging_at) + threadIdx.x / 128 * chunk * pitch;
 #pragma unroll 1
@@ -454,6 +456,16 @@ struct DenseKernel {
     }
   }
 
+  // The same with results that are computed as their sums lie in registers.
+  template <class Own>
+  JITGEN_DEVICE void finish_swapped_in_pairs(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns) const {
+    const int warpgroup = Shape::pingpong ? 0 : warp / 4;
+    finish_in_pairs_of_tokens<blocks, Shape::width, Shape::chunk>(
+        epilogue, [&](int block, int i) { return acc[0][block][i]; }, tile.column + warpgroup / Config::down * Shape::width,
+        columns, tile.below, tile.row + warpgroup % Config::down * Shape::group_rows, rows, memory, base,
+        Shape::staging_at + warp / 4 * (Shape::chunk * Shape::pitch * 4), 1 + warp / 4);
+  }
+
   // Computes results as their sums lie in registers, two columns of a row at a time, and stages the results, which are
   // half as many bytes as the sums. With `at_once` all are computed before the first is staged, so that what they read is
   // read with one latency: 1 to 10 % less time (24 products on an H200). Without reads it is up to 4 % more.
@@ -464,7 +476,7 @@ struct DenseKernel {
     static_assert(sizeof(Pair) == 4 && sizeof(Eight) == 16 && contractions == 1 && Config::regions == 1, "one result of 16 bits");
     constexpr int wide = Shape::width % (2 * Shape::chunk) == 0 ? 2 * Shape::chunk : Shape::chunk;  // columns staged at once
     constexpr int runs = wide / 8, turns = Shape::width / wide, swizzle = runs < 8 ? runs : 8;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
+    const int lane = threadIdx.x % 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
     uint8_t* const staging = memory + Shape::staging_at + warp * 16 * wide * 2;
@@ -525,10 +537,11 @@ struct DenseKernel {
 
   template <class Own>
   JITGEN_DEVICE void finish(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns, int rows) const {
+    if constexpr (Shape::swapped && Shape::in_pairs) return finish_swapped_in_pairs(epilogue, tile, acc, columns);
     if constexpr (Shape::swapped) return finish_swapped(epilogue, tile, acc, columns);
     if constexpr (Shape::in_pairs) return finish_in_pairs(epilogue, tile, acc, columns, rows);
     constexpr int chunk = Shape::chunk, run = Config::run, runs = chunk / run, turns = Shape::width / chunk;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
+    const int lane = threadIdx.x % 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
     Sum* const staging = reinterpret_cast<Sum*>(memory + Shape::staging_at) + warp * contractions * 16 * chunk;
@@ -622,7 +635,7 @@ struct DenseKernel {
                       Own::held <= contractions && contractions == 1 && block_rows <= 8,
                   "a warpgroup has whole blocks, and room for what is kept");
     constexpr int turns = 16 / block_rows, slices = Shape::width / scale_block;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
+    const int lane = threadIdx.x % 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
     Sum* const staging = reinterpret_cast<Sum*>(memory + Shape::staging_at) + warp * 16 * Shape::chunk;
@@ -673,7 +686,7 @@ struct DenseKernel {
                       Own::held <= contractions,
                   "a warpgroup has whole blocks, and room for what is kept");
     constexpr int runs = scale_block / 8;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
+    const int lane = threadIdx.x % 32, warpgroup = Shape::pingpong ? 0 : warp / 4;
     const int first_row = tile.row + warpgroup % Config::down * Shape::group_rows + warp % 4 * 16;
     const int first = tile.column + warpgroup / Config::down * Shape::width;
 #pragma unroll
@@ -829,7 +842,7 @@ struct DenseKernel {
     const ChunkRanges<Shape::ranges> range{chunks, tiles};
     Ring ring;
     TileWalk<Config::most_splits, Shape::cluster, Item> walk(items, splits);
-    if (threadIdx.x >= Shape::consumers) {
+    if (warp >= Shape::consumers / 32) {
       registers_deal<Shape::warpgroups, Config::resident, true>();
       for (; walk.item < items; walk.next()) {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
@@ -855,7 +868,7 @@ struct DenseKernel {
     } else {
       registers_deal<Shape::warpgroups, Config::resident, false>();
       const Item first = walk.item;
-      if (threadIdx.x >= 128) Order::skip(walk, ring, chunks);
+      if (warp >= 4) Order::skip(walk, ring, chunks);
       for (; walk.item < items; walk.next()) {
         const int batch_number = Batch::several ? int(walk.item / tiles) : 0;
         const int item = int(walk.item - Item(batch_number) * tiles);
@@ -895,7 +908,7 @@ JITGEN_DEVICE void run_wgmma_dense(
   DenseKernel<Config, Epilogue, Batch, Scales> kernel{
       x, regions, epilogue, rows, (depth + Shape::depth - 1) / Shape::depth, (rows + band - 1) / band,
       Config::most_splits > 1 || Shape::cluster > 1 ? cluster_rank() : 0,
-      Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), batch, scales};
+      Config::most_splits > 1 ? cluster_blocks() : 1, gemm_memory, shared_address(gemm_memory), own_warp(), batch, scales};
   waits_begin<(Config::most_splits > 1 || Shape::cluster > 1)>();
   if (threadIdx.x == 0) {
     prefetch_map(x);

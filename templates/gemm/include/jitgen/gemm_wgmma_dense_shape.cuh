@@ -40,9 +40,10 @@
 //                                             // groups
 //     static constexpr bool scaled = true;    // whether blocks of 128 k's have scales, as BlockScales says
 //     static constexpr bool in_pairs = true;  // whether the one result has 16 bits and is computed as the sums lie in
-//                                             // registers, two neighbouring columns at a time, with one contraction
-//     static constexpr bool at_once = true;   // with it, whether the epilogue reads anything: then all results of a thread
-//                                             // are computed before the first is staged
+//                                             // registers, two neighbouring columns at a time, or, swapped, two rows of
+//                                             // a column (gemm_wgmma_results.cuh), with one contraction
+//     static constexpr bool at_once = true;   // with it, of bytes, whether the epilogue reads anything: then all results of
+//                                             // a thread are computed before the first is staged
 //   };
 #pragma once
 

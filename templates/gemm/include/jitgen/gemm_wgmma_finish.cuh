@@ -4,6 +4,7 @@
 #pragma once
 
 #include "jitgen/gemm_wgmma_decode.cuh"
+#include "jitgen/gemm_wgmma_results.cuh"
 #include "jitgen/gemm_wgmma_shape.cuh"
 #include "jitgen/gemm_wgmma_walk.cuh"
 #include "jitgen/lanes.cuh"
@@ -70,8 +71,8 @@ struct QuantizedFinish {
     }
   }
 
-  // Computes results as their sums lie in registers, so that what they read is read at once, and stages the results, which
-  // are half as many bytes as the sums.
+  // Of products of codes, whose rows have scales: computes all results of a block as their sums lie in registers, so that
+  // what they read is read at once, and stages the results, which are half as many bytes as the sums.
   JITGEN_DEVICE void finish_in_registers(const TilePlace& tile, const Sums& acc, int columns) const {
     using One = typename Epilogue::template Results<1>;
     using Eight = typename Epilogue::template Results<8>;
@@ -125,11 +126,23 @@ struct QuantizedFinish {
   }
 
   JITGEN_DEVICE void finish(const TilePlace& tile, const Sums& acc, int columns) const {
-    if constexpr (Shape::in_pairs) return finish_in_registers(tile, acc, columns);
+    if (tile.column >= columns) return;  // the last blocks of a cluster that shares x may have no columns
+    if constexpr (Shape::in_pairs && Shape::item == 1) {
+      finish_in_registers(tile, acc, columns);
+    } else if constexpr (Shape::in_pairs) {
+      constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
+      const int warpgroup = threadIdx.x / 128, first = tile.column + warpgroup * blocks * 64;
+      finish_in_pairs_of_tokens<blocks, Config::tokens, Shape::chunk>(
+          epilogue, [&](int block, int i) { return acc[block][i] * grown; }, tile.row, rows, tile.below, first, columns,
+          memory, base, Shape::staging_at + warpgroup * (Shape::chunk * Shape::pitch * 4), 1 + warpgroup);
+    } else {
+      finish_staged(tile, acc, columns);
+    }
+  }
+  JITGEN_DEVICE void finish_staged(const TilePlace& tile, const Sums& acc, int columns) const {
     constexpr int chunk = Shape::chunk, pitch = Shape::pitch, area = chunk * pitch;
     const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
     float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warpgroup * contractions * area;
-    if (tile.column >= columns) return;  // the last blocks of a cluster that shares x may have no columns
 #pragma unroll 1
     for (int turn = 0; turn < Shape::contraction_blocks * (Config::tokens / chunk); ++turn) {
       const int row = tile.row + turn % (Config::tokens / chunk) * chunk;

@@ -27,7 +27,7 @@
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
 //     static constexpr int resident = 1;     // blocks that a multiprocessor holds at once
 //     static constexpr bool in_pairs = true; // whether the one result has 16 bits and is computed as the sums lie in
-//                                            // registers; false may be left out
+//                                            // registers (gemm_wgmma_results.cuh); false may be left out
 //   };
 //   using Shape = jitgen::QuantizedShape<Config, Weight>;                          // Weight: a QuantWeight
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
