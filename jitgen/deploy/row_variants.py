@@ -81,15 +81,16 @@ def _tied(entry: Entry, ties: tuple[Guard, ...]) -> Graph:
 def _ties(graph: Graph, environment: Mapping[str, Any], device: Device) -> list[tuple[Guard, ...]]:
     """Returns, for each size of rows, guards that keep what was equal to it in the recorded call: numbers, which may be
     the length of a sequence, and sizes of other inputs, such as states of which ids of as many tokens choose rows. The
-    graph has no guard that says so."""
+    graph has no guard that says so. Of several such sizes, of which some may be equal by chance as heads are, each is
+    kept alone too."""
     names = [name for name, value in environment.items() if name.startswith("a") and type(value) is int]
     names += [name for spec in graph.inputs for size in spec.shape[:-1] or spec.shape for name in _names(size)]
     names = [name for name in names if name not in _equal_sizes(graph)]
     ties = []
     for size in _sizes_of_rows(_buckets(graph, environment, device)):
         equal = [name for name in names if environment[name] == environment[size] and name != size]
-        if equal:
-            ties.append(tuple(Guard(Expr("eq", (symbol(name), symbol(size)), "bool"), True) for name in equal))
+        guards = tuple(Guard(Expr("eq", (symbol(name), symbol(size)), "bool"), True) for name in equal)
+        ties += [guards, *((guard,) for guard in guards)] if len(guards) > 1 else [guards] if guards else []
     return ties
 
 
