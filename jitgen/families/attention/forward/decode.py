@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
-from jitgen.families.attention.forward.layout import AttentionGeometry, Layout
+from jitgen.families.attention.forward.layout import PACKED_ROWS, AttentionGeometry, Layout
 from jitgen.families.attention.rule.layout import TileGeometry
 from jitgen.families.attention.rule.schedule import TileSchedule
 from jitgen.ir.body import Body
@@ -106,7 +106,9 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, most_row
     large = max(geometry.depth, geometry.width)
     few = large <= MOST_DEPTH and most_rows <= MOST_ROWS
     short_rows = next((rows for most, rows in SHORT_ROWS if large <= most), 0)
+    # Wide heads are read again for the rows of one head only if these are few: there are many such heads.
     is_short = not few and geometry.keys <= SHORT_KEYS and most_rows <= short_rows
+    is_short = is_short and (large <= MOST_DEPTH or geometry.rows <= PACKED_ROWS)
     if not (few or is_short) or not reads_runs or layout.unit < LANE_ELEMENTS:
         return []
     deep, wide = (-(-max(n, 1) // run) * run for n, run in ((geometry.depth, DEPTH_RUN), (geometry.width, WIDTH_RUN)))

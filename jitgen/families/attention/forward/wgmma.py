@@ -36,7 +36,9 @@ OTHER_TILES = (
 )
 """The most elements of a head, warpgroups and keys of a tile of further candidates: of what registers and shared memory
 hold, as NVRTC 13.0 compiles plain attention without spills."""
-SHORTEST_KEYS, MEDIUM_KEYS, MEDIUM_ROWS = 64, 512, 1024
+SHORT_TILES = (64, 96)
+"""Keys up to which one tile has all; further ends of buckets of keys."""
+MEDIUM_KEYS, MEDIUM_ROWS = 512, 1024
 """Upper ends of buckets of keys and of rows, within which a multiprocessor has two blocks of one warpgroup: one
 computes under the first reads of the other and under its results, and few rows are computed in vain. On an
 H200, in us, beside blocks of two or three warpgroups: M500 N300 D64 12.1 (17.7), causal M400 D64 9.7 (13.2), M300 N200
@@ -174,7 +176,8 @@ def bucket_end(rows: int) -> int:
 
 def _tile_of_few(large: int, keys: int) -> int:
     """Returns the keys of a tile where there are at most ``MEDIUM_KEYS``, of heads of ``large`` elements."""
-    return 128 if large <= 64 and SHORTEST_KEYS < keys <= decode.SHORT_KEYS else 64
+    tiles = (*SHORT_TILES, decode.SHORT_KEYS) if large <= 64 else SHORT_TILES
+    return next((tile for tile in tiles if keys <= tile), 64)
 
 
 def _tiles(large: int, rows: int, plain: bool, linear: bool) -> tuple[int, int]:
