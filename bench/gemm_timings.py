@@ -224,7 +224,8 @@ def prepared(options: argparse.Namespace) -> tuple[list[Any], dict[str, Any]]:
                 if name not in rendered:
                     rendered[name] = one.render(0)[0]
                     sources[rendered[name].text] = rendered[name]
-                jobs.append(job_of(one, wanted, splits, rendered[name].text))
+                fresh = dataclasses.replace(one)  # rendering has settled how many blocks share K
+                jobs.append(job_of(fresh, wanted, splits, rendered[name].text))
         problems.append(((kind, rows, columns, length), jobs))
     return problems, sources
 
