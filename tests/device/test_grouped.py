@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import jitgen
 from tests.grouped import (
     ACTIVATIONS,
+    CHOSEN,
     SEVERAL_IDS,
     chosen,
     gated,
@@ -344,3 +345,14 @@ def test_matrices_by_ids_of_several_dimensions(name: str, backend: str) -> None:
                 function(*(t.double() for t in operands), ids),
             )
             assert (got.double() - want).norm() <= TOLERANCE[dtype] * want.norm(), (tokens, count, dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_matrices_that_one_id_a_slice_or_an_einsum_chooses(name: str, backend: str) -> None:
+    x, ids = made(3, 256), torch.randint(0, 5, (3, 2), device="cuda")
+    weight = jitgen.quantize(made(5, 144, 256), "int4", 128)
+    wanted = CHOSEN[name](x.double(), weight.dequantize(torch.float64), ids)
+    found = jitgen.jit(backend=backend)(CHOSEN[name])(x, weight, ids)
+    assert found.shape == wanted.shape
+    assert (found.double() - wanted).norm() <= TOLERANCE[BF16] * wanted.norm()

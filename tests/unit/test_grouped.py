@@ -15,6 +15,7 @@ from tests import triton_grouped
 from tests.cuda_on_host import run as run_cuda
 from tests.grouped import (
     ACTIVATIONS,
+    CHOSEN,
     COLUMNS,
     GROUPS,
     LENGTH,
@@ -226,23 +227,6 @@ def test_matrices_of_a_quantised_weight() -> None:
     assert not failure(one(x[0], weight), x[0].double() @ (exact[2] + exact[-1]).T, "one matrix")
     with pytest.raises(TraceError, match="for a weight of 5 matrices"):
         jitgen.jit(lambda x, w: F.linear(x, w[5]))(x[0], weight)
-
-
-CHOSEN: dict[str, Callable[..., torch.Tensor]] = {
-    "one id": lambda x, w, ids: F.linear(x, w[ids[0, 0]]) + torch.einsum("td,od->to", x, w[ids[0, 1]]),
-    "one id on the left": lambda x, w, ids: w[ids[0, 0]] @ x.mT + (w[ids[0, 1]] @ x[0])[:, None],
-    "one id of batches": lambda x, w, ids: F.linear(x[:, None, None], w[ids[-1, -1]]),
-    "einsum": lambda x, w, ids: torch.einsum("td,tkod->kto", x, w[ids]),
-    "einsum, weighted": lambda x, w, ids: torch.einsum("tkod,td,tk->ot", w[ids], x, ids.to(x.dtype)),
-    "einsum of several rows": lambda x, w, ids: torch.einsum("tmd,tkod->tkmo", x[:, None].expand(-1, 2, -1), w[ids]),
-    "some": lambda x, w, ids: x @ w[1:3].mT,
-    "some of some": lambda x, w, ids: x @ w[1:].mT[:3:2],
-    "every second": lambda x, w, ids: w[1::2] @ x.mT,
-    "some by einsum": lambda x, w, ids: torch.einsum("td,eod->teo", x, w[1:4]),
-    "all": lambda x, w, ids: x @ w.mT + x[None] @ w.mT,
-    "a vector": lambda x, w, ids: x[0] @ w.mT + w @ x[0],
-}
-"""Functions of x (3, K), matrices (5, N, K), and ids (3, 2)."""
 
 
 @pytest.mark.parametrize("name", CHOSEN)
