@@ -67,6 +67,14 @@ def test_candidates_are_measured_and_each_runs_its_own_schedule(
     assert tune.tune([problem], tmp_path, CPU, 300, jobs=1) == []  # it was measured before
 
 
+def test_every_candidate_of_few_rows_computes_the_same(manifest: Path, tmp_path: Path, quick: None) -> None:
+    problems = tune.problems_of(manifest_schema.read(manifest), host_target(), None)
+    few = [problem for problem in problems if problem.family == "gemm" and problem.facts["rows"] <= 16]
+    assert few
+    for result in tune.tune(few, tmp_path, CPU, 300, jobs=1):
+        assert not result.failures, str(result.problem)
+
+
 def test_a_trial_comes_before_every_file(problem: tune.Problem) -> None:
     with tuned.trying(problem.family, problem.route.target.arch, problem.rows[1]):
         lowered = tune.manifests.relower(problem.entry, problem.route)

@@ -49,7 +49,8 @@ def candidates(problem: Problem) -> list[CppSchedule]:
         return [tiles]
     if problem.grouping:
         return [CppDecoded(TILE_ROWS, fewest_rows=1)] if problem.rows >= decoded_from(level) else [tiles]
-    return [tiles, CppDecoded(TILE_ROWS, fewest_rows=decoded_from(level))]
+    decoded = decoded_from(level)
+    return [tiles, CppDecoded(TILE_ROWS, fewest_rows=decoded if problem.fewest_rows >= decoded else fewest)]
 
 
 def cost(problem: Problem, candidate: CppSchedule) -> float:
