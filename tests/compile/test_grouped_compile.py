@@ -65,10 +65,11 @@ def _name(schedule: Any) -> str:
         shape, splits = (schedule.row_tiles, schedule.warps_n, schedule.warps_k), schedule.cluster_k_splits
         return "mma {} ({},{},{}) d{} k{}".format(schedule.tokens, *shape, schedule.stages, splits)
     shape = (schedule.warpgroups, schedule.blocks_of_rows, schedule.resident)
-    return "wgmma {} ({},{},{}) s{} st{}".format(schedule.tokens, *shape, schedule.span, schedule.stages)
+    narrow = f" n{schedule.narrow}" if schedule.narrow else ""
+    return "wgmma {} ({},{},{}) s{} st{}".format(schedule.tokens, *shape, schedule.span, schedule.stages) + narrow
 
 
-UNTIMED = {"int4": {("mixtral", 1000)}, "mxfp4": {("gpt-oss-20b", 64)}}
+UNTIMED = {"int4": {("qwen3-30b", 300)}, "mxfp4": {("qwen3-30b", 300), ("gpt-oss-20b", 64)}}
 """Products, by their shape and tokens, of which the tiles that are chosen were not timed."""
 
 

@@ -13,6 +13,9 @@ import torch
 
 import jitgen
 from jitgen.compilers import host
+from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm.mainloops import WgmmaQuantized
+from jitgen.families.gemm.schedules import cuda
 from tests.compile.test_byte_products_on_host import headers_of_bytes
 from tests.compile.test_formats_on_host import host_headers
 from tests.cuda_on_host import on_host, run
@@ -57,6 +60,25 @@ def test_rows_of_groups_on_hopper(
     exact, quantized = weight.dequantize(torch.float64), rows_as_quantized(x, activation)
     (found,) = run(product, x, weight, torch.tensor(ends, dtype=torch.int32), headers=wgmma_headers())
     assert not failure(found, rows_of_groups(quantized, exact, ends), f"{format} {rows}")
+
+
+@pytest.mark.parametrize(("rows", "ends"), [(150, (33, 33, 129)), (20, (4, 4, 18)), (200, (0, 129, 129))])
+@pytest.mark.parametrize("tile", [(96, 1, 1, 1, 32), (128, 1, 2, 1, 64), (160, 1, 1, 2, 96)])
+@pytest.mark.parametrize(("format", "group"), [("int4", 128), ("mxfp4", None)])
+@pytest.mark.quick(where=lambda format, rows, tile: format == "mxfp4" and rows == 150 and tile[0] == 96)
+def test_the_last_tile_of_a_group_is_narrow(
+    format: str, group: int | None, tile: tuple[int, ...], rows: int, ends: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Groups have last tiles of one row, of as many as a narrow one and of one more, and of all; or fewer rows."""
+    tokens, warpgroups, blocks, span, narrow = tile
+    only = WgmmaQuantized(tokens, warpgroups, blocks, span, stages=3, narrow=narrow)
+    monkeypatch.setattr(wgmma_tiles, "grouped_candidates", lambda *arguments: [only])
+    monkeypatch.setattr(cuda, "mma", lambda *arguments: [])
+    x, dense = torch.randn(rows, 256, dtype=torch.bfloat16), torch.randn(3, 80, 256, dtype=torch.bfloat16)
+    weight = jitgen.quantize(dense, format, group_size=group)
+    (found,) = run(product, x, weight, torch.tensor(ends, dtype=torch.int32), headers=wgmma_headers())
+    assert not failure(found, rows_of_groups(x.double(), weight.dequantize(torch.float64), ends), f"{format} {rows}")
 
 
 @pytest.mark.parametrize(("format", "group"), [("fp8_e4m3.rows128", 128), ("int8", None)])

@@ -11,6 +11,9 @@ import torch
 from torch.nn import functional as F
 
 import jitgen
+from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm.mainloops import WgmmaQuantized
+from jitgen.families.gemm.schedules import cuda
 from tests.grouped import (
     ACTIVATIONS,
     CHOSEN,
@@ -120,6 +123,30 @@ def test_quantised_weights(format: str, group: int | None, backend: str) -> None
         dense = made(groups, columns, length)
         weight = jitgen.quantize(dense, format, group)
         check(backend, made(rows, length, dtype=dtype), weight, weight.dequantize(torch.float64))
+
+
+NARROW = [(96, 3, 1, 32), (96, 2, 2, 32), (128, 3, 1, 64), (160, 3, 1, 96), (192, 2, 1, 128)]
+
+
+@pytest.mark.parametrize("tile", NARROW, ids=str)
+@pytest.mark.parametrize(("format", "group"), [("int4", 128), ("mxfp4", None)])
+def test_narrow_last_tiles(
+    format: str, group: int | None, tile: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups whose last tiles have fewer rows than a narrow one, as many, or more; the same bits at every call."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("tiles of Hopper")
+    tokens, warpgroups, blocks, narrow = tile
+    only = WgmmaQuantized(tokens, warpgroups, blocks, 1, stages=8, narrow=narrow)
+    monkeypatch.setattr(wgmma_tiles, "grouped_candidates", lambda *arguments: [only])
+    monkeypatch.setattr(cuda, "mma", lambda *arguments: [])
+    for rows, groups, columns, length in ((20, 3, 528, 256), (700, 5, 160, 1024), (3000, 33, 208, 384)):
+        weight = jitgen.quantize(made(groups, columns, length), format, group)
+        check("cuda", x := made(rows, length), weight, weight.dequantize(torch.float64))
+        ends = torch.tensor(divisions(rows, groups)["drawn"], device="cuda", dtype=torch.int32)
+        run = jitgen.jit(backend="cuda")(product)
+        first = run(x, weight, ends)
+        assert all(torch.equal(run(x, weight, ends), first) for _ in range(5))
 
 
 BY_CODES = [each for each in ACTIVATIONS if each[2] is not None]

@@ -26,6 +26,11 @@ class Groups:
         falling = self.rows / (self.rows + self.count)
         return max(1.0, self.count * falling / (1 - falling**height))
 
+    def share_of_short(self, most: int) -> float:
+        """Returns the expected share of tiles of which the last of a group has at most ``most`` rows, which are fewer
+        than those of a tile; 0 of even groups."""
+        return 0.0 if self.even else 1 - (self.rows / (self.rows + self.count)) ** most
+
     @property
     def used(self) -> float:
         """Returns the expected number of groups that have rows."""

@@ -105,7 +105,7 @@ class WgmmaMainloop(DeclaredSchedule):
         *("{path} mainloop", "tiles of {block_m} x {block_n}, {block_k} of K a step", "warps", "stages"),
         *("cluster_k_splits", "k_splits", "multicast", "shares_x", "other_multicast", "steps"),
         "persistent blocks, {resident} a multiprocessor",
-        *("raster", "stagger", "swapped", "pingpong", "shared_bytes", "wide"),
+        *("raster", "stagger", "swapped", "pingpong", "narrow", "shared_bytes", "wide"),
     )
     dependent_launch: ClassVar[bool] = True
     stages: int = field(metadata=about("{} stages"))
@@ -134,12 +134,13 @@ class WgmmaQuantized(WgmmaMainloop):
             share operands in the L2 cache.
         multicast: blocks of a cluster that share the tile of x, of which each copies a piece for all; then no blocks
             share K.
+        narrow: rows of x that a tile multiplies where its group has no more; 0 where all tiles multiply ``tokens``.
     """
 
     path: ClassVar[str] = "wgmma_quantized"
     config = (
         *("trimmed", "ranges", "contractions", "regions", "tokens", "warpgroups", "blocks", "span", "steps", "stagger"),
-        *("stages", "multicast", "raster", "most_splits", "resident", "in_pairs"),
+        *("stages", "multicast", "raster", "most_splits", "resident", "in_pairs", "narrow"),
     )
     pingpong: ClassVar[bool] = False
     tokens: int
@@ -151,6 +152,7 @@ class WgmmaQuantized(WgmmaMainloop):
     stagger: int = field(default=0, metadata=about("neighbouring tiles begin {} steps of K apart", least=1))
     raster: int = field(default=16, metadata=about("raster of {} tiles"))
     multicast: int = field(default=1, metadata=about("multicast to {} blocks"))
+    narrow: int = field(default=0, metadata=about("last tiles of a group of {} rows", least=1))
 
     @property
     def cluster(self) -> int:
@@ -163,8 +165,9 @@ class WgmmaQuantized(WgmmaMainloop):
         return (self,)
 
     def members(self, **facts: bool | int | str) -> list[Member]:
-        """Returns the members of ``struct Config``, without ``in_pairs`` where it says nothing."""
-        return [member for member in super().members(**facts) if member.name != "in_pairs" or facts["in_pairs"]]
+        """Returns the members of ``struct Config``, without ``in_pairs`` and ``narrow`` where they say nothing."""
+        left_out = {name for name, says in (("in_pairs", facts["in_pairs"]), ("narrow", self.narrow)) if not says}
+        return [member for member in super().members(**facts) if member.name not in left_out]
 
     @property
     def block_m(self) -> int:

@@ -93,7 +93,7 @@ def weights_of(
     if not format.tiled:  # in bit planes: scales of a byte are numbers of bfloat16 too, and tables take registers
         few_registers = format.scale in ("bfloat16", "e8m0") and not isinstance(format.code, formats.Table)
     light = first.dtype == "bfloat16" and format.bits <= 4 and few_registers and not format.zero_point
-    return Weights(*sizes, format.bits, light, item=item_size(first.dtype))
+    return Weights(*sizes, format.bits, light, item=item_size(first.dtype), planes=not format.tiled)
 
 
 def _is_promoted(contraction: Contraction) -> bool:

@@ -154,6 +154,11 @@ BYTE_DECODE = WarpgroupFit(fixed=DECODE.fixed, block=113, more_blocks=185)
 """Of codes of eight bits and 16-bit x, fitted to 570 timings of 41 products of int8 and fp8 weights of 36 to 7884
 rows on an H200: what is estimated to be the fastest takes 2 % longer than the fastest, and 13 % at worst but for the
 fewest rows (30 %). A chunk of 64 rows takes a lane of int8 72 instructions to decode, of fp8 88, and of int4 36."""
+GROUPED_DECODE = WarpgroupFit(fixed=248, block=88, more_blocks=85)
+GROUPED_PLANES = WarpgroupFit(fixed=314, block=126, more_blocks=149)
+"""The same where rows belong to groups: of tiled codes, and of bit planes. They were fitted to 900 timings of int4 and
+mxfp4 on an H200, of 54 products whose groups have known rows (``docs/measured/h200-grouped-heights.json`` and
+``-tiles.json``): an estimate is 8 % off (root mean square), and of mxfp4 was 23 % with ``DECODE``."""
 CODE_DECODE, CODE_SUM = 30.0, 3.0
 """Cycles of a warpgroup for 64 rows of a chunk where x is int8: of decoding them to int8, and of adding one sum of each
 thread to those of the groups before (an estimate)."""

@@ -30,6 +30,8 @@ from jitgen.families.gemm.wgmma_model import (
     DENSE_MISSING_BYTES,
     DENSE_PINGPONG,
     DENSE_WARPGROUP,
+    GROUPED_DECODE,
+    GROUPED_PLANES,
     LEAST_PRODUCT,
     PROMOTED,
     PROMOTED_PINGPONG,
@@ -63,8 +65,18 @@ MANY_TOKENS = (128, 96, 64, 80)
 """Rows of a tile where x has more than 64. Of the sizes, here as above, that have all rows of x, the least is the
 largest candidate. Of the 90 products to which the model was first fitted none was fastest with 192 or 224, and one with
 256, by 0.6 %."""
-GROUP_TOKENS = (16, 32, 64, 128)
+GROUP_TOKENS = (16, 32, 64, 96, 128)
 """Rows of a tile where the rows of x belong to groups: whatever these have on average, no size fits all."""
+NARROW_TOKENS = {(96, 3, 1): 32, (160, 3, 1): 96}
+"""By rows of x, warpgroups and blocks of 64 rows of codes of a tile, those of a narrow one of a group that has no more.
+Of 36 products of experts of 4-bit codes on an H200 five were fastest with these, by up to 6 %, and they take at most
+3 % longer than tiles of that size without. Narrow ones of several sizes took up to 12 % longer."""
+NARROW_GAIN = 0.5
+"""The share of the products that narrow tiles leave out by which a kernel is faster: it ends with the blocks that have
+the fewest of them (the same timings)."""
+GROUP_TALL = ((160, 3),)
+"""Rows of x and warpgroups, of a block of 64 rows of codes each, of further tiles of groups, where ``TALL_TOKENS`` are
+candidates of other products too."""
 GROUP_ROWS = 2
 """How many times the average a group of many rows has, which most of the rows are of."""
 MEDIUM_ROWS = 512
@@ -104,6 +116,7 @@ class Weights:
         in_blocks: whether these sums have scales of blocks, of 128 columns.
         quantises: whether the result is quantised in blocks of 128 columns, which a warpgroup has whole.
         batch: the fewest and the most products of these sizes that a kernel computes.
+        planes: whether codes lie in bit planes.
     """
 
     columns: tuple[int, ...]
@@ -119,6 +132,7 @@ class Weights:
     in_blocks: bool = False
     quantises: bool = False
     batch: tuple[int, int] = (1, 1)
+    planes: bool = False
 
     @property
     def dense(self) -> bool:
@@ -146,7 +160,7 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
     small = [tokens for tokens in sizes if tokens <= largest]
     of_codes = (
         *_quantized_tilings(small, weights),
-        *_tall_tilings(most, weights),
+        *(_tall_tilings([(tokens, 3) for tokens in TALL_TOKENS], weights) if most > MANY_TOKENS[0] else ()),
         *_tall_byte_tilings(most, weights),
         *_tall_code_tilings(most, weights),
     )
@@ -269,12 +283,12 @@ def _tall_byte_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
         yield WgmmaQuantized(tokens, warpgroups, 1, span, stages=8 // span, cluster_k_splits=splits)
 
 
-def _tall_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
+def _tall_tilings(tall: Sequence[tuple[int, int]], weights: Weights) -> Iterator[WgmmaQuantized]:
     if weights.item == 1 or weights.bits != 4 or not weights.light or weights.contractions > 1:
         return
-    for tokens in TALL_TOKENS if rows > MANY_TOKENS[0] else ():
+    for tokens, warpgroups in tall:
         span = 2 if tokens <= 160 and weights.length > CHUNK else 1  # as many stages as hide the copies
-        yield WgmmaQuantized(tokens, 3, 1, span, stages=8)
+        yield WgmmaQuantized(tokens, warpgroups, 1, span, stages=8)
 
 
 _TALL_CODES = ((144, 2), (160, 2), (176, 2), (192, 2), (80, 3), (96, 3), (112, 3))
@@ -298,17 +312,21 @@ def _estimate_quantized(
     fit = QUANTIZED_BYTES if weights.bits == 8 else QUANTIZED
     height, blocks = tiles.warpgroups * tiles.blocks_of_rows, tiles.blocks_of_rows
     down = -(-rows // tiles.tokens) if groups is None else math.ceil(groups.tiles(tiles.tokens))
+    short = groups.share_of_short(tiles.narrow) if groups is not None and tiles.narrow else 0.0
+    tokens = tiles.tokens - NARROW_GAIN * short * (tiles.tokens - tiles.narrow)
     share = tiles.multicast
     items = down * sum(-(-n // (tiles.block_n * share)) * share for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
-    products = steps * max(tiles.tokens / 2, LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
-    decoding = BYTE_DECODE if weights.bits == 8 else DECODE
+    products = steps * max(tokens / 2, LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
+    grouped = groups is not None and weights.item == 2
+    decoding = DECODE if not grouped else GROUPED_PLANES if weights.planes else GROUPED_DECODE
+    decoding = BYTE_DECODE if weights.bits == 8 else decoding
     if weights.item == 2:
         decode = decoding.blocks(blocks)
         together = height * products + tiles.warpgroups * decode
     else:
-        decode = blocks * (CODE_DECODE + CODE_SUM * tiles.tokens / 4)
-        together = height * (CODE_BLOCK + CODE_TOKEN * tiles.tokens)
+        decode = blocks * (CODE_DECODE + CODE_SUM * tokens / 4)
+        together = height * (CODE_BLOCK + CODE_TOKEN * tokens)
     fetched = tiles.tokens * weights.item * CHUNK / share + height * CHUNK * 8 * weights.bits
     alone = blocks * products + decode + decoding.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
@@ -318,7 +336,7 @@ def _estimate_quantized(
         return max(max(together, fetched / fit.l2_bytes) * sharing + wait, alone) * cycle
 
     def epilogue(sharing: int) -> float:
-        area = tiles.tokens * height * 64 / AREA
+        area = tokens * height * 64 / AREA
         stores, instructions = fit.epilogue * sharing, fit.warpgroup_epilogue / tiles.warpgroups
         few = QUARTER_TOKENS if tiles.tokens % 32 and tiles.tokens > MANY_TOKENS[0] else 1.0
         if weights.item == 1:
@@ -640,8 +658,17 @@ def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
     """Lists the tiles that a kernel for groups of rows, ``rows`` on average, can have."""
     if weights.dense:
         return _fitting(_GROUPED if weights.item == 2 else _GROUPED_BYTES, rows, weights)
-    sizes = [tokens for tokens in GROUP_TOKENS if tokens <= max(GROUP_TOKENS[0], 2 * GROUP_ROWS * rows)]
-    return [replace(tiles, cluster_k_splits=1) for tiles in _quantized_tilings(sizes, weights)]
+    most = max(GROUP_TOKENS[0], 2 * GROUP_ROWS * rows)
+    every = (*_quantized_tilings(GROUP_TOKENS, weights), *_tall_tilings(GROUP_TALL, weights))
+    whole = [
+        replace(tiles, cluster_k_splits=1)
+        for tiles in every
+        if tiles.tokens <= most and (tiles.tokens > 32 or tiles.blocks_of_rows == 2)
+    ]  # of few rows, other shapes were always slower than two warpgroups of two blocks
+    if not weights.light or weights.item == 1 or weights.bits != 4:
+        return whole
+    narrow = {tiles: NARROW_TOKENS.get((tiles.tokens, tiles.warpgroups, tiles.blocks_of_rows)) for tiles in whole}
+    return [*whole, *(replace(tiles, narrow=tokens) for tiles, tokens in narrow.items() if tokens)]
 
 
 def grouped_microseconds(tiles: WgmmaTiling, divisions: Sequence[Groups], weights: Weights) -> float:

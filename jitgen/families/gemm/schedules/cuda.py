@@ -102,8 +102,10 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
     another."""
     blocks: Sequence[BlockSchedule]
     few: Sequence[BlockSchedule] = ()
+    several = False  # rows of an average group, of which wgmma's tiles were the fastest of all that were timed
     if problem.grouping == "offsets":  # the tiles of an average group have room for some rows more
         few = mma(replace(problem, rows=MMA_ROWS)) if problem.quantized and 1 < problem.rows <= STREAMED_ROWS else ()
+        several = problem.rows > MMA_ROWS
         problem = replace(problem, rows=MMA_ROWS if problem.rows == 1 else max(problem.rows, STREAMED_ROWS))
     tensor_maps: Sequence[GemmSchedule] = _wgmma(problem) if _takes_wgmma(problem) else ()
     if problem.quantized and problem.dtype in CODES:
@@ -131,7 +133,8 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         if streamed is not None and len(problem.contractions) > 2:
             blocks.append(_simt(problem))  # which takes less shared memory
     elif problem.quantized:
-        blocks = [*few, *mma(problem)] if problem.rows <= STREAMED_ROWS or not tensor_maps else []
+        streamed = problem.rows <= STREAMED_ROWS and not several
+        blocks = [*few, *mma(problem)] if streamed or not tensor_maps else []
     else:
         blocks = [] if tensor_maps else rows(problem) or _dense(problem)
     if any(body.has_runs for body in problem.bodies):  # lanes of a warp combine columns of one tile

@@ -11,11 +11,12 @@
 
 namespace jitgen {
 
-template <class Config, class Weight, class Epilogue>
+// Of a tile of `tokens` tokens, whole turns of `Shape::chunk`.
+template <class Config, class Weight, class Epilogue, int tokens = Config::tokens>
 struct QuantizedFinish {
   using Shape = QuantizedShape<Config, Weight>;
   using Region = QuantizedRegion<Weight, Config::contractions>;
-  using Sums = float[Config::blocks][Config::tokens / 2];
+  using Sums = float[Config::blocks][tokens / 2];
   static constexpr int blocks = Config::blocks, contractions = Config::contractions;
 
   const Epilogue& epilogue;
@@ -52,7 +53,7 @@ struct QuantizedFinish {
         }
       }
 #pragma unroll
-      for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] *= i % 4 < 2 ? scale.x : scale.y;
+      for (int i = 0; i < tokens / 2; ++i) acc[b][i] *= i % 4 < 2 ? scale.x : scale.y;
     }
   }
 
@@ -60,7 +61,7 @@ struct QuantizedFinish {
   // `swapped`: the halves of each run of eight are swapped in the last 32 columns, so that 16-byte reads of neighbouring
   // runs are in different banks.
   template <int first, int count, int pitch, bool swapped>
-  static JITGEN_DEVICE void spread(float* to, const float (&acc)[Config::tokens / 2]) {
+  static JITGEN_DEVICE void spread(float* to, const float (&acc)[tokens / 2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ (swapped ? warp / 2 * 4 : 0));
     constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
@@ -85,9 +86,9 @@ struct QuantizedFinish {
 #pragma unroll
     for (int block = 0; block < Shape::contraction_blocks; ++block) {
       const int first = tile.column + (warpgroup * Shape::contraction_blocks + block) * 64;
-      One all[Config::tokens / 2];
+      One all[tokens / 2];
 #pragma unroll
-      for (int i = 0; i < Config::tokens / 2; ++i) {
+      for (int i = 0; i < tokens / 2; ++i) {
         const int m = tile.row + i / 4 * 8 + lane % 4 * 2 + i % 2, n = first + warp * 16 + lane / 4 + i % 4 / 2 * 8;
         float sums[contractions][1];
 #pragma unroll
@@ -96,12 +97,12 @@ struct QuantizedFinish {
       }
       // A token's runs of eight columns are permuted, so that neither results nor reads of runs meet in a bank.
 #pragma unroll
-      for (int begin = 0; begin < Config::tokens; begin += most) {
+      for (int begin = 0; begin < tokens; begin += most) {
         if (tile.row + begin >= rows) continue;
         group_barrier<128>(1 + warpgroup, "staging of a warpgroup");
 #pragma unroll
         for (int i = begin / 2; i < (begin + most) / 2; ++i) {
-          if (i >= Config::tokens / 2) continue;
+          if (i >= tokens / 2) continue;
           const int token = i / 4 * 8 - begin + lane % 4 * 2 + i % 2, run = warp * 2 + i % 4 / 2;
           *reinterpret_cast<One*>(staging + token * 128 + (run ^ token % 8) * 16 + lane / 4 * 2) = all[i];
         }
@@ -110,14 +111,14 @@ struct QuantizedFinish {
         Words<Eight> eights[most / 16];  // all are read before the first is stored: one latency for all of them
 #pragma unroll
         for (int i = 0; i < most / 16; ++i) {
-          if (begin + i * 16 >= Config::tokens) continue;
+          if (begin + i * 16 >= tokens) continue;
           const int token = i * 16 + thread / 8;
           const uint4 words = *reinterpret_cast<const uint4*>(staging + token * 128 + (run ^ token % 8) * 16);
           eights[i].word[0] = words.x, eights[i].word[1] = words.y, eights[i].word[2] = words.z, eights[i].word[3] = words.w;
         }
 #pragma unroll
         for (int i = 0; i < most / 16; ++i) {
-          if (begin + i * 16 >= Config::tokens) continue;
+          if (begin + i * 16 >= tokens) continue;
           const int m = tile.row + begin + i * 16 + thread / 8;
           if (m < rows && n < columns) epilogue.template store<8>(tile.below + m, n, eights[i].whole, smaller(8, columns - n));
         }
@@ -132,7 +133,7 @@ struct QuantizedFinish {
     } else if constexpr (Shape::in_pairs) {
       constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
       const int warpgroup = threadIdx.x / 128, first = tile.column + warpgroup * blocks * 64;
-      finish_in_pairs_of_tokens<blocks, Config::tokens, Shape::chunk>(
+      finish_in_pairs_of_tokens<blocks, tokens, Shape::chunk>(
           epilogue, [&](int block, int i) { return acc[block][i] * grown; }, tile.row, rows, tile.below, first, columns,
           memory, base, Shape::staging_at + warpgroup * (Shape::chunk * Shape::pitch * 4), 1 + warpgroup);
     } else {
@@ -144,13 +145,13 @@ struct QuantizedFinish {
     const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
     float* const staging = reinterpret_cast<float*>(memory + Shape::staging_at) + warpgroup * contractions * area;
 #pragma unroll 1
-    for (int turn = 0; turn < Shape::contraction_blocks * (Config::tokens / chunk); ++turn) {
-      const int row = tile.row + turn % (Config::tokens / chunk) * chunk;
+    for (int turn = 0; turn < Shape::contraction_blocks * (tokens / chunk); ++turn) {
+      const int row = tile.row + turn % (tokens / chunk) * chunk;
       if (row >= rows) continue;
       group_barrier<128>(1 + warpgroup, "staging of a warpgroup");
       unrolled<0>(turn, staging, acc);
       group_barrier<128>(1 + warpgroup, "staging of a warpgroup");
-      const int block = turn / (Config::tokens / chunk);
+      const int block = turn / (tokens / chunk);
       const int column = tile.column + (warpgroup * Shape::contraction_blocks + block) * 64 + thread % 8 * 8;
       float sums[chunk / 16][contractions][8];  // all are read before the first is stored: one latency for all of them
 #pragma unroll
@@ -180,7 +181,7 @@ struct QuantizedFinish {
   // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
   template <int turn>
   static JITGEN_DEVICE void unrolled(int wanted, float* staging, const Sums& acc) {
-    constexpr int turns = Config::tokens / Shape::chunk;
+    constexpr int turns = tokens / Shape::chunk;
     if constexpr (turn < Shape::contraction_blocks * turns) {
       if (wanted == turn) {
 #pragma unroll
@@ -201,12 +202,12 @@ struct QuantizedFinish {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int column = Shape::tile_of(threadIdx.x / 128, b) % Shape::contraction_tiles * 16;
-      spread<0, Config::tokens, pitch, false>(sums + b / Shape::contraction_blocks * Config::tokens * pitch + column, acc[b]);
+      spread<0, tokens, pitch, false>(sums + b / Shape::contraction_blocks * tokens * pitch + column, acc[b]);
     }
   }
   JITGEN_DEVICE void finish_split(const TilePlace& tile, int columns) const {
     constexpr int pitch = Shape::sum_pitch, width = Shape::columns / 8;
-    const int runs = smaller(rows - tile.row, Config::tokens) * width;  // runs of 8 columns
+    const int runs = smaller(rows - tile.row, tokens) * width;  // runs of 8 columns
     const int last = runs * (rank + 1) / splits;
 #pragma unroll 1
     for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
@@ -214,7 +215,7 @@ struct QuantizedFinish {
       float sums[contractions][8];
 #pragma unroll
       for (int c = 0; c < contractions; ++c) {
-        const uint32_t at = base + ((c * Config::tokens + token) * pitch + column) * 4;
+        const uint32_t at = base + ((c * tokens + token) * pitch + column) * 4;
         add_of_cluster<Config::most_splits>(sums[c], at, splits);
       }
       run(tile, tile.row + token, tile.column + column, sums, columns);

@@ -28,6 +28,7 @@
 //     static constexpr int resident = 1;     // blocks that a multiprocessor holds at once
 //     static constexpr bool in_pairs = true; // whether the one result has 16 bits and is computed as the sums lie in
 //                                            // registers (gemm_wgmma_results.cuh); false may be left out
+//     static constexpr int narrow = 0;       // tokens of a tile whose group has no more rows; 0 for none. May be left out
 //   };
 //   using Shape = jitgen::QuantizedShape<Config, Weight>;                          // Weight: a QuantWeight
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
@@ -48,6 +49,7 @@
 // tiles that are then left, which would leave some blocks idle, are computed by whole clusters, whose blocks share K.
 // Groups of rows: with RowGroups for the last argument, `batch`, the weight has the rows of a matrix for each group, one
 // matrix after another, in blocks of 16; its codes have one tensor map. There is one region, and each tile is of one group.
+// The last tile of a group rarely has all its rows: up to `narrow` of them are multiplied by no more. (All are copied.)
 // The epilogue of several regions is called as run<8>(region, m, n, acc, live), that of one by its two parts,
 // results<8>(m, n, acc, live) and store<8>(m, n, results, live). Where K is split it is run<8>.
 #pragma once
@@ -71,8 +73,11 @@ struct QuantizedKernel {
   using Multiply = Wgmma<typename Weight::Element, Config::tokens>;
   using Ring = StageRing<Config::stages>;
   using Stage = QuantizedStage<Config, Weight>;
-  using Finish = QuantizedFinish<Config, Weight, Epilogue>;
-  using Sums = typename Finish::Sums;
+  template <int tokens>
+  using Finish = QuantizedFinish<Config, Weight, Epilogue, tokens>;
+  template <int tokens>
+  using SumsOf = typename Finish<tokens>::Sums;
+  using Sums = SumsOf<Config::tokens>;
   static constexpr int blocks = Config::blocks;
   static constexpr int contractions = Config::contractions;
   static constexpr int contraction_tiles = Shape::contraction_tiles;
@@ -238,17 +243,18 @@ struct QuantizedKernel {
     warp_arrive<Config::multicast>(empty(stage));
   }
 
-  JITGEN_DEVICE void consume(Sums& acc, int first, int last, Ring& ring) const {
+  template <int tokens>
+  JITGEN_DEVICE void consume(SumsOf<tokens>& acc, int first, int last, Ring& ring) const {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
 #pragma unroll
-      for (int i = 0; i < Config::tokens / 2; ++i) acc[b][i] = 0.0f;
+      for (int i = 0; i < tokens / 2; ++i) acc[b][i] = 0.0f;
     }
     if (first == last) return;
     if constexpr (Shape::item == 1) {
       add_codes(acc, first, last, ring);
     } else {
-      add_floats(acc, first, last, ring);
+      add_floats<tokens>(acc, first, last, ring);
     }
   }
 
@@ -321,7 +327,9 @@ struct QuantizedKernel {
     }
   }
 
-  JITGEN_DEVICE void add_floats(Sums& acc, int first, int last, Ring& ring) const {
+  template <int tokens>
+  JITGEN_DEVICE void add_floats(SumsOf<tokens>& acc, int first, int last, Ring& ring) const {
+    using Multiply = Wgmma<typename Weight::Element, tokens>;
     constexpr int groups = 4 * span / Config::steps;  // groups of wgmmas in a stage
     const typename Stage::Lane lane;
     typename Stage::Fetched fetched;
@@ -335,7 +343,7 @@ struct QuantizedKernel {
 #pragma unroll 1
     for (int chunk = first; chunk < last; ++chunk) {
       const int stage = ring.stage;
-      const uint64_t tokens = descriptor_k_major(base + stage * Shape::x_bytes);
+      const uint64_t x_at = descriptor_k_major(base + stage * Shape::x_bytes);
       ring.next();
 #pragma unroll
       for (int group = 0; group < groups; ++group) {
@@ -345,7 +353,7 @@ struct QuantizedKernel {
 #pragma unroll
           for (int b = 0; b < blocks; ++b) {
             const int step = group * Config::steps + s;
-            const uint64_t at = tokens + step / 4 * (Config::tokens * 128 / 16) + step % 4 * 2;
+            const uint64_t at = x_at + step / 4 * (Config::tokens * 128 / 16) + step % 4 * 2;
             Multiply::registers(acc[b], fragments[group & 1][s][b], at, 1);
           }
         }
@@ -365,6 +373,35 @@ struct QuantizedKernel {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) wgmma_written(acc[b]);
     release(before);
+  }
+
+  // A tile of `tokens` tokens, or a narrow one where its group has no more rows. That has sums and an epilogue of its own:
+  // with those of the other the compiler would wait for each product.
+  template <int tokens>
+  JITGEN_DEVICE void compute(
+      const TilePlace& tile, const MatrixRows& matrix, int first, int last, bool split, Ring& ring) const {
+    constexpr int narrow = Shape::narrow;
+    if constexpr (narrow > 0 && tokens > narrow) {
+      if (matrix.end - tile.row <= narrow) return compute<narrow>(tile, matrix, first, last, split, ring);
+    }
+    const bool any = has_weights(matrix.number);
+    const Finish<tokens> end{epilogue, matrix.end, rank, splits, memory, base};
+    SumsOf<tokens> acc;
+    consume<tokens>(acc, first, any ? last : first, ring);
+    const Region region = weights_at(tile, matrix.number);
+    if constexpr (!Shape::group_scales || Weight::factored) {
+      if (any) end.scale_rows(acc, tile, region);
+    }
+    if (split) {
+      end.leave(acc);
+      cluster_sync("sums of the cluster's blocks");
+      end.finish_split(tile, region.columns);
+      proxy_fence();
+      __syncwarp();
+      cluster_sync("sums of the cluster's blocks");
+    } else {
+      end.finish(tile, acc, region.columns);
+    }
   }
 
   // ------------------------------------------------------------------------------------------------------------ all
@@ -395,25 +432,8 @@ struct QuantizedKernel {
       for (; walk.item < items; walk.next()) {
         TilePlace tile = place(walk.item, column_tiles);
         const MatrixRows matrix = matrix_of<Config::tokens, 1>(batch, tile, 0, rows);
-        const bool any = has_weights(matrix.number);
-        const Finish end{epilogue, matrix.end, rank, splits, memory, base};
-        Sums acc;
         const int begin = walk.split() ? from : range.first(walk.item), last = walk.split() ? to : range.last(walk.item);
-        consume(acc, begin, any ? last : begin, ring);
-        const Region region = weights_at(tile, matrix.number);
-        if constexpr (!Shape::group_scales || Weight::factored) {
-          if (any) end.scale_rows(acc, tile, region);
-        }
-        if (walk.split()) {
-          end.leave(acc);
-          cluster_sync("sums of the cluster's blocks");
-          end.finish_split(tile, region.columns);
-          proxy_fence();
-          __syncwarp();
-          cluster_sync("sums of the cluster's blocks");
-        } else {
-          end.finish(tile, acc, region.columns);
-        }
+        compute<Config::tokens>(tile, matrix, begin, last, walk.split(), ring);
       }
       __syncwarp();
     }

@@ -29,6 +29,15 @@ struct QuantizedInPairs<Config, decltype(void(Config::in_pairs))> {
   static constexpr bool value = Config::in_pairs;
 };
 
+template <class Config, class = void>
+struct NarrowTokens {
+  static constexpr int value = 0;
+};
+template <class Config>
+struct NarrowTokens<Config, decltype(void(Config::narrow))> {
+  static constexpr int value = Config::narrow;
+};
+
 template <class Config, class Weight>
 struct QuantizedShape {
   static constexpr int consumers = Config::warpgroups * 128;
@@ -90,6 +99,8 @@ struct QuantizedShape {
   static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
   static constexpr bool in_pairs = QuantizedInPairs<Config>::value;
+  static constexpr int narrow = NarrowTokens<Config>::value;
+  static_assert(narrow % chunk == 0 && (narrow == 0 || (Config::most_splits == 1 && item == 2)), "tokens of a narrow tile");
   static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1), "ranges of K");
   static_assert(Config::blocks % Config::contractions == 0 && tiles <= 32, "a lane copies a tile");
