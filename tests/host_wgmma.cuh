@@ -148,9 +148,8 @@ struct Wgmma {
     shared_product<16, 2, transposed, left_transposed>(
         d, a, b, accumulate, shared_element<Element>, shared_element<Element>);
   }
-  template <int transposed>
+  template <int transposed = 0>
   static void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-    static_assert(transposed == 1, "as attention has values");
     const int self = running, lane = self % 32, warp = self - lane;
     for (int i = 0; i < 4; ++i) operands[self][i] = a[i];
     pause();
@@ -159,7 +158,7 @@ struct Wgmma {
       float sum = accumulate ? d[i] : 0.0f;
       for (int k = 0; k < 16; ++k) {
         const uint32_t pair = operands[warp + lane / 4 * 4 + k % 8 / 2][k / 8 * 2 + i % 4 / 2];
-        sum += half_of<Element>(pair, k % 2) * shared_element<Element>(operand_address<1, 2>(b, column, k));
+        sum += half_of<Element>(pair, k % 2) * shared_element<Element>(operand_address<transposed, 2>(b, column, k));
       }
       d[i] = sum;
     }
