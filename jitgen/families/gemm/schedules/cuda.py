@@ -133,8 +133,8 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
         if streamed is not None and len(problem.contractions) > 2:
             blocks.append(_simt(problem))  # which takes less shared memory
     elif problem.quantized:
-        streamed = problem.rows <= STREAMED_ROWS and not several
-        blocks = [*few, *mma(problem)] if streamed or not tensor_maps else []
+        is_streamed = problem.rows <= STREAMED_ROWS and not several
+        blocks = [*few, *mma(problem)] if is_streamed or not tensor_maps else []
     else:
         blocks = [] if tensor_maps else rows(problem) or _dense(problem)
     if any(body.has_runs for body in problem.bodies):  # lanes of a warp combine columns of one tile
