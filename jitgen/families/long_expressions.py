@@ -1,32 +1,33 @@
 """Divides pointwise expressions that are longer than compilers are quick with into several kernels.
 
-A long expression has a *spine*: of each operation's operands, the one at the end of the longest path. A value of the
-spine is stored every few hundred operations, with the few others that what follows soon reads beside it, and where an
-operation of the same line was stored before. So the kernels of an unrolled loop end at the same step of it, are equal,
-and are compiled once. What a backward reads off the spine of its forward is computed again from what is stored.
+There is a *cut* every few hundred operations of a graph, in its order: what is computed before it and read soon behind
+it, such as the states of an unrolled loop, is stored, by one kernel where it has most of its text in common. Of the
+nodes around, a cut is at one that few values pass, of the operation and line of an earlier cut if there is such a one.
+So the kernels of a loop end at the same step of it, are equal, and are compiled once. What is read far behind a cut, as
+a backward reads its forward, is computed again from what is stored, and what is too long then has its longest operands
+stored.
 
 Neighbour: ``moved.py`` asks for each node of a graph that has such an expression.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
-from jitgen.families.lengths import LONGEST, Lengths, length, length_of, operands_of, share_a_text
+from jitgen.families.lengths import LONGEST, Lengths, length, length_of, operands_of
 from jitgen.families.temporaries import Temporaries
 from jitgen.ir.graph import Node, walked
 from jitgen.ir.index import Index
 
 CHUNK = LONGEST // 4
-"""Operations of the spine between two values that are stored, at least. A backward's kernel has room for the operations
-of a few, and for their gradients."""
+"""Operations between two cuts, at least, and how far behind a cut those are that read soon. A backward's kernel has
+room for the operations of a few chunks, and for their gradients."""
 
-MOST_COMPANIONS = 3
-"""Values that are stored with one of the spine, at most: the states of a loop beside it, sums of gradients."""
-
-MOST_COMPUTED = 2
-"""How many times the operations of a graph its kernels may compute. Of a loop of 3 states and more a value of the spine
-has too many others beside it, and what is not stored is computed again: 21 times the operations for 8 states."""
+OPERATIONS_PER_VALUE = 16
+"""How many operations are worth storing a value. Backwards of loops then compute at most 2.5 times what their graphs
+do, and 4.1 times with 64, which take an H100 as long as writing and reading a value of float32."""
 
 NAME = f"pointwise expressions of more than {LONGEST} operations are computed by several kernels"
 
@@ -37,21 +38,8 @@ def is_long(index: Index) -> bool:
     return length(index.order) > LONGEST and any(lengths.measured(node) > LONGEST for node in index.order)
 
 
-def is_worth_it(index: Index, stored: Iterable[Node], results: Iterable[Node]) -> bool:
-    """Returns whether values that are ``stored``, a kernel each, and ``results``, of which neighbours with most of
-    their texts in common are one kernel, are computed by at most ``MOST_COMPUTED`` times the graph's operations."""
-    computed, text = sum(length(walked([value], operands_of)) for value in stored), set[Node]()
-    for value in results:
-        nodes = set(walked([value], operands_of))
-        if share_a_text(text, nodes):
-            text |= nodes
-        else:
-            computed, text = computed + length(text), nodes
-    return computed + length(text) <= MOST_COMPUTED * length(index.order)
-
-
 class LongExpressions:
-    """Divides the expressions of one graph, whose nodes are rebuilt in their order.
+    """Divides the expressions of one graph, whose nodes are rebuilt in the order ``order``.
 
     Args:
         index: of the graph.
@@ -59,105 +47,109 @@ class LongExpressions:
 
     def __init__(self, index: Index, temporaries: Temporaries) -> None:
         self._temporaries, self._lengths = temporaries, Lengths()
-        self._before: dict[Node, Node] = {}
-        """Of each operation the operand that is on its spine."""
-        self._next: dict[Node, Node] = {}
-        """The reader on the longest spine that a node is on."""
-        self._depths: dict[Node, int] = {}
-        """Operations of the longest path to each node."""
-        self._behind = dict.fromkeys(index.order, 0)
-        """Operations of the spine behind each node."""
-        self._since: dict[Node, int] = {}
-        """Operations of the spine since a value was stored."""
-        self._order: list[Node] = []
-        self._places: dict[Node, int] = {}
-        """Nodes that were rebuilt, in order, and where each is among them."""
-        self._awaited: set[Node] = set()
-        """Nodes that are stored when they are rebuilt."""
-        self._ends: set[tuple[str, str | None]] = set()
-        """Operation and line of values that were stored."""
-        for node in index.order:
-            operands = operands_of(node)
-            if operands:
-                self._before[node] = max(operands, key=self._depths.__getitem__)
-            self._depths[node] = _own(node) + max((self._depths[operand] for operand in node.inputs), default=0)
-        for node, before in reversed(self._before.items()):
-            behind = _own(node) + self._behind[node]
-            if behind > self._behind[before]:
-                self._behind[before], self._next[before] = behind, node
+        self.order = min(_orders(index), key=_waiting)
+        operations = _Operations([node for node in self.order if _own(node)])
+        self._passing = dict(zip(operations.order, operations.passing, strict=True))
+        self._cuts = operations.cuts()
+        self._before: Sequence[Node] = ()
 
-    def shortened(self, node: Node, rebuilt: Node, memo: dict[int, Node]) -> Node:
-        """Returns ``rebuilt``, or its expression divided.
+    def stores_operand(self, node: Node, rebuilt: Node, memo: dict[int, Node]) -> bool:
+        """Stores what would pass a cut before ``node``, or else its longest operand, if it is too long as it is
+        ``rebuilt``; returns whether it is to be rebuilt again.
 
         Args:
-            node: of the graph, which is rebuilt as ``rebuilt``.
-            memo: what the nodes before it are rebuilt as, by their ids; those that read what is stored are changed.
+            memo: what the nodes before it are rebuilt as, by their ids; those that are stored are changed.
         """
-        self._places[node] = len(self._order)
-        self._order.append(node)
-        memo[id(node)] = rebuilt
-        before = self._before.get(node)
-        self._since[node] = 0 if before is None else self._since[before] + _own(node)
-        if before is None or not (node.kind.is_pointwise and rebuilt.kind.is_pointwise):
-            return rebuilt
-        while self._lengths.measured(memo[id(node)]) > LONGEST and (end := self._end_before(node, memo)) is not None:
-            self._store(end, memo)
-        if node in self._awaited or self._is_end(node):
-            self._store(node, memo)
-        return memo[id(node)]
+        is_text = node.kind.is_pointwise and rebuilt.kind.is_pointwise
+        if not is_text or self._lengths.measured(rebuilt) <= LONGEST:
+            return False
+        operands = (operand.under_views for operand in operands_of(node))
+        longest = max(operands, key=lambda operand: self._lengths.measured(memo[id(operand)]))
+        return self._store(self._before, memo) or self._store([longest], memo)
 
-    def _is_end(self, node: Node) -> bool:
-        """Returns whether ``node`` is stored though its expression is not too long."""
-        since, is_known = self._since[node], not self._ends or (node.op, node.location) in self._ends
-        is_chunk = since >= CHUNK and self._behind[node] >= CHUNK and (is_known or since >= 2 * CHUNK)
-        return is_chunk and not self._companions(node)
+    def cut(self, node: Node, memo: dict[int, Node]) -> None:
+        """Stores what passes the cut behind ``node``, if there is one: nodes from here on read it from memory."""
+        self._before = self._passing.get(node, self._before)
+        self._store(self._cuts.get(node, ()), memo)
 
-    def _end_before(self, node: Node, memo: dict[int, Node]) -> Node | None:
-        """Returns the value before ``node`` that is stored, since the expression is too long: of the spine the last one
-        with the fewest others beside it, or the longest operand where there are too many."""
-        ends = [(len(self._companions(end)), place, end) for place, end in enumerate(self._spine(node, memo))]
-        others, _, end = min(ends, default=(MOST_COMPANIONS + 1, 0, node))
-        if others <= MOST_COMPANIONS:
-            return end
-        operands = [operand for operand in operands_of(node) if self._lengths.measured(memo[id(operand)])]
-        return max(operands, key=lambda operand: self._lengths.measured(memo[id(operand)]), default=None)
+    def _store(self, values: Iterable[Node], memo: dict[int, Node]) -> bool:
+        values = [value for value in values if self._lengths.measured(memo[id(value)])]
+        new = [value for value in values if self._temporaries.get(memo[id(value)]) is None]
+        if new:
+            self._temporaries.mover.fired[NAME] = None
+            self._temporaries.materialize_together([memo[id(value)] for value in new])
+        memo |= {id(value): self._temporaries.materialize(memo[id(value)]) for value in values}
+        return bool(values)
 
-    def _spine(self, node: Node, memo: dict[int, Node]) -> Iterator[Node]:
-        """Yields the nodes of the spine before ``node``, the last one first, up to one that is stored."""
-        while (before := self._before.get(node)) is not None and self._lengths.measured(memo[id(before)]):
-            if before.kind.is_pointwise:
-                yield before
-            node = before
 
-    def _companions(self, node: Node) -> list[Node]:
-        """Returns which of the ``CHUNK`` operations before ``node`` the next ``CHUNK`` of the spine read beside it."""
-        depth, last = self._depths[node], node
-        while last in self._next and self._depths[self._next[last]] <= depth + CHUNK:
-            last = self._next[last]
-        read = walked([last], lambda other: operands_of(other) if self._depths[other] > depth else ())
-        near = (other.under_views for other in read if depth - CHUNK < self._depths[other] <= depth)
-        return [other for other in near if other is not node and _own(other)]
+def _orders(index: Index) -> Iterator[Sequence[Node]]:
+    """Yields orders of all nodes: one that goes to the end of each operand, as sums of many values want it, and by the
+    operations behind each node, as states of a loop and their gradients do."""
+    yield index.order
+    behind = dict.fromkeys(index.order, 0)
+    for node in reversed(index.order):
+        for operand in node.inputs:
+            behind[operand] = max(behind[operand], behind[node] + _own(node))
+    yield sorted(index.order, key=lambda node: -behind[node])
 
-    def _store(self, node: Node, memo: dict[int, Node]) -> None:
-        """Stores ``node``, which is rebuilt, and its companions; nodes behind them that are rebuilt read what is
-        stored."""
-        companions = self._companions(node)
-        for other in [node, *(companions if len(companions) <= MOST_COMPANIONS else ())]:
-            if other in self._places:
-                self._store_alone(other, memo)
-            else:
-                self._awaited.add(other)
 
-    def _store_alone(self, node: Node, memo: dict[int, Node]) -> None:
-        mover = self._temporaries.mover
-        mover.fired[NAME] = None
-        self._ends.add((node.op, node.location))
-        stored = {id(memo[id(node)]): self._temporaries.materialize(memo[id(node)])}
-        for other in self._order[self._places[node] :]:
-            memo[id(other)] = mover.substituted(memo[id(other)], stored)
-            before = self._before.get(other)
-            is_computed = before is not None and self._lengths.measured(memo[id(other)]) > 0
-            self._since[other] = self._since[before] + _own(other) if before is not None and is_computed else 0
+def _waiting(order: Sequence[Node]) -> int:
+    """Returns how many nodes of ``order`` there are between values and the last that read them, in all."""
+    numbers = {node: number for number, node in enumerate(order)}
+    last = {operand: number for number, node in enumerate(order) for operand in node.inputs}
+    return sum(number - numbers[operand] for operand, number in last.items())
+
+
+class _Operations:
+    """Knows which values pass a cut between two operations of a graph.
+
+    Attributes:
+        order: the operations.
+        times: the length of those before each, and of all.
+        readers: the numbers of the operations that read each.
+        passing: for each, the values that are read soon behind it, and were computed not long before.
+    """
+
+    def __init__(self, order: Sequence[Node]) -> None:
+        self.order, self.times = order, [0, *accumulate(map(_own, order))]
+        self.readers: dict[Node, list[int]] = {node: [] for node in order}
+        for number, node in enumerate(order):
+            for value in walked(operands_of(node), lambda operand: () if _own(operand) else operands_of(operand)):
+                if value in self.readers:
+                    self.readers[value].append(number)
+        self.passing: list[list[Node]] = [[] for _ in order]
+        for number, value in enumerate(order):
+            start, end = number, bisect_left(self.times, self.times[number] + LONGEST)
+            for reader in self.readers[value]:
+                for cut in range(max(start, bisect_left(self.times, self.times[reader] - CHUNK)), min(reader, end)):
+                    self.passing[cut].append(value)
+                start = reader
+
+    def cuts(self) -> Mapping[Node, Sequence[Node]]:
+        """Maps operations to the values that are stored at the cut behind them."""
+        found: dict[Node, Sequence[Node]] = {}
+        ends: set[tuple[str, str | None]] = set()
+        first, candidates = 0, list[tuple[int, bool, int]]()
+        for number, node in enumerate(self.order):
+            end, passing = self.times[number + 1], len(self.passing[number])
+            least = min(max(CHUNK, OPERATIONS_PER_VALUE * passing), 2 * CHUNK)
+            if end - self.times[first] >= least and self.times[-1] - end >= CHUNK:
+                candidates.append((passing, (node.op, node.location) not in ends, number))
+            if candidates and end - self.times[candidates[0][2]] > CHUNK:
+                *_, cut = min(candidates)
+                last = self.order[cut]
+                found[last] = self._stored(first, cut)
+                ends.add((last.op, last.location))
+                first, candidates = cut + 1, []
+        return found
+
+    def _stored(self, first: int, cut: int) -> Sequence[Node]:
+        """Returns what is stored at a cut: what passes it, and what operations from ``first`` on have computed for
+        others far behind it, unless these are too many."""
+        passing = self.passing[cut]
+        read = [value for value in self.order[first : cut + 1] if max(self.readers[value], default=0) > cut]
+        is_few = len(read) <= max(2 * len(passing), (self.times[cut + 1] - self.times[first]) // OPERATIONS_PER_VALUE)
+        return list(dict.fromkeys([*passing, *read])) if is_few else passing
 
 
 def _own(node: Node) -> int:

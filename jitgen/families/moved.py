@@ -15,7 +15,7 @@ from typing import Any
 
 from jitgen.families.changes import State, changes_of
 from jitgen.families.family import Partition
-from jitgen.families.long_expressions import NAME, LongExpressions, is_long, is_worth_it
+from jitgen.families.long_expressions import LongExpressions, is_long
 from jitgen.families.several_views import costs_less_where_chosen, stored_values
 from jitgen.families.temporaries import Temporaries
 from jitgen.families.windows import around_convolutions, product_with_windows
@@ -114,18 +114,9 @@ def move_views(graph: Graph, index: Index, sizes: EqualSizes, partition: Partiti
     def chosen_again(gather: Node, source: Node) -> bool:
         return costs_less_where_chosen(gather, source, index, partition)
 
-    def rebuilt_in(temporaries: Temporaries, is_divided: bool) -> tuple[_Rebuilt, list[Node]]:
-        divided = LongExpressions(index, temporaries) if is_divided else None
-        rebuilt = _Rebuilt(sizes, temporaries, stored, states, partition.device.is_gpu, chosen_again, divided)
-        return rebuilt, rebuilt.roots(graph.results)
-
-    temporaries, is_divided = partition.temporaries, is_long(index)
-    if is_divided:
-        tried = Temporaries(temporaries.mover, temporaries.first)
-        _, values = rebuilt_in(tried, is_divided)
-        is_divided = is_worth_it(index, tried.values, values)
-        temporaries.mover.fired.pop(NAME, None)
-    rebuilt, values = rebuilt_in(temporaries, is_divided)
+    divided = LongExpressions(index, partition.temporaries) if is_long(index) else None
+    rebuilt = _Rebuilt(sizes, partition.temporaries, stored, states, partition.device.is_gpu, chosen_again, divided)
+    values = rebuilt.roots(graph.results)
     numbers = (number for number, _ in graph.mutated)
     updates = dict(zip(numbers, values[len(graph.outputs) :], strict=True))
     changes = {number: [rebuilt.changes[node] for node in chain] for number, chain in early.items()}
@@ -167,10 +158,13 @@ class _Rebuilt:
     def roots(self, roots: Sequence[Node]) -> list[Node]:
         """Returns ``roots``, rebuilt."""
         memo: dict[int, Node] = {}
-        for node in topological(roots):
-            rebuilt = self._node(node, [memo[id(child)] for child in node.inputs])
+        for node in topological(roots) if self.divided is None else self.divided.order:
             if self.divided is not None:
-                rebuilt = self.divided.shortened(node, rebuilt, memo)
+                self._move_again(node.inputs, memo)
+            rebuilt = self._node(node, [memo[id(child)] for child in node.inputs])
+            while self.divided is not None and self.divided.stores_operand(node, rebuilt, memo):
+                self._move_again(node.inputs, memo)
+                rebuilt = self._node(node, [memo[id(child)] for child in node.inputs])
             if id(node) in self.stored:
                 rebuilt = self.temporaries.materialize(rebuilt)
             if node in self.arguments:
@@ -178,7 +172,15 @@ class _Rebuilt:
                 rebuilt = Node(INPUT.name, (), rebuilt.dtype, rebuilt.shape, (state.argument,))
                 self.states[rebuilt] = state
             memo[id(node)] = rebuilt
+            if self.divided is not None:
+                self.divided.cut(node, memo)
         return [memo[id(root)] for root in roots]
+
+    def _move_again(self, operands: Sequence[Node], memo: dict[int, Node]) -> None:
+        """Moves views among ``operands`` again, as what they are of may have been stored since."""
+        for view in postorder(operands, lambda view: view.inputs if view.kind is VIEW else ()):
+            if view.kind is VIEW and id(view) not in self.stored and view not in self.arguments:
+                memo[id(view)] = self._node(view, [memo[id(view.inputs[0])]])
 
     def _node(self, node: Node, children: Sequence[Node]) -> Node:
         """Returns ``node`` over ``children``, its rebuilt inputs."""

@@ -206,3 +206,26 @@ def test_load_inline_gives_a_torch_operator() -> None:
     x = torch.randn(33, 100, device="cuda")
     function = jitgen.jit(lambda x: torch.tanh(x) * 3 + x[:, :1], backend="cuda", compiler="load_inline")
     torch.testing.assert_close(function(x), torch.tanh(x) * 3 + x[:, :1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_unrolled_loop_of_several_states_and_its_gradient(backend: str) -> None:
+    """Its kernels store all states at the same step, and those of the gradient compute steps again from these."""
+
+    def function(x: Any, y: Any, z: Any) -> Any:
+        for _ in range(130):
+            x, y, z = x * 0.9 - y * z * 0.1, y * 0.9 - z * x * 0.1, z * 0.5 + x * 0.4
+        return x + y, z
+
+    tensors = [torch.rand(1003, device="cuda").requires_grad_() for _ in range(3)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    results = [jitgen.jit(function, backend=backend)(*tensors), function(*exact)]
+    low = jitgen.jit(function, backend=backend).lower(*tensors)
+    assert len(low.kernels) > 2
+    found, wanted = [
+        (*pair, *torch.autograd.grad(pair, inputs, [torch.ones_like(one) for one in pair]))
+        for pair, inputs in zip(results, (tensors, exact), strict=True)
+    ]
+    # Steps contract: an error of each, relative to the largest magnitude, is no larger at the end.
+    for one, other in zip(found, wanted, strict=True):
+        assert float((one - other).abs().max()) <= 130 * 3 * 2.0**-22 * float(other.abs().max())
