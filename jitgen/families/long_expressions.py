@@ -127,7 +127,7 @@ class _Operations:
 
     def cuts(self) -> Mapping[Node, Sequence[Node]]:
         """Maps operations to the values that are stored at the cut behind them."""
-        found: dict[Node, Sequence[Node]] = {}
+        stored: dict[Node, Sequence[Node]] = {}
         ends: set[tuple[str, str | None]] = set()
         first, candidates = 0, list[tuple[int, bool, int]]()
         for number, node in enumerate(self.order):
@@ -138,10 +138,10 @@ class _Operations:
             if candidates and end - self.times[candidates[0][2]] > CHUNK:
                 *_, cut = min(candidates)
                 last = self.order[cut]
-                found[last] = self._stored(first, cut)
+                stored[last] = self._stored(first, cut)
                 ends.add((last.op, last.location))
                 first, candidates = cut + 1, []
-        return found
+        return stored
 
     def _stored(self, first: int, cut: int) -> Sequence[Node]:
         """Returns what is stored at a cut: what passes it, and what operations from ``first`` on have computed for
