@@ -77,7 +77,9 @@ def add_rms_norm(x: Any, residual: Any, weight: Any) -> Any:
 linear = F.linear
 CASES: dict[str, tuple[Callable[..., Any], tuple[TensorSpec, ...]]] = {
     "causal": (causal, 3 * (_dense(1, 2, 600, 128),)),
-    "attention": (attention, 3 * (_dense(1, 2, 300, 64),)),
+    "attention": (attention, (_dense(1, 132, 200, 64), *2 * (_dense(1, 132, 600, 64),))),
+    "attention in clusters": (attention, (_dense(1, 2, 200, 64), *2 * (_dense(1, 2, 1500, 64),))),
+    "attention with a mask in clusters": (causal, 3 * (_dense(1, 2, 900, 64),)),
     "attention, element by element": (causal, 3 * (_dense(1, 2, 300, 20),)),
     "attention with a window": (window, 3 * (_dense(1, 2, 900, 64),)),
     "gradients": (causal, 3 * (_dense(1, 2, 300, 128),)),
