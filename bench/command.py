@@ -54,8 +54,8 @@ def bench(
     """Time generated kernels and their peers in this process.
 
     NAMES are groups; if there is none, all but sweep, formats, packing and compiles. Sweep measures matrix products
-    and, on a GPU, attention of random sizes, and with the name of a group, products, attention or reductions, cases of
-    that group.
+    and, on a GPU, attention of random sizes, and with the name of a group, products, batched, attention or reductions,
+    cases of that group.
     """
     from bench import attention, formats, packing, reductions, sweep
     from bench.measurement import environment

@@ -42,7 +42,12 @@ RUNS = {
     "formats": formats.run,
     "packing": packing.run,
 }
-SWEEPS = {"products": sweep.products, "attention": attention.sweep, "reductions": reductions.sweep}
+SWEEPS = {
+    "products": sweep.products,
+    "batched": sweep.batches,
+    "attention": attention.sweep,
+    "reductions": reductions.sweep,
+}
 """What ``sweep`` together with the name of a group draws; alone it draws all kinds of ``sweep.CYCLE``."""
 AHEAD = {
     "streaming": lambda bench: streaming.CASES,

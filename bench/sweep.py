@@ -302,6 +302,11 @@ def _attempted(case: Case, bench: Bench) -> Iterator[Measurement]:
             yield Measurement(SWEEP, str(case), bench.device, backend, dtype, case.shape, {}, notes=notes)
 
 
+def batches(bench: Bench) -> Iterator[Measurement]:
+    """``run`` with batches of products alone."""
+    yield from run(bench, ["batched"])
+
+
 def products(bench: Bench) -> Iterator[Measurement]:
     """``run`` without batches and attention."""
     yield from run(bench, [kind for kind in CYCLE[bench.device] if kind in (*FORMATS, *DENSE)])
