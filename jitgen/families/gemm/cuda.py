@@ -439,7 +439,7 @@ def _in_pairs(schedule: WgmmaTiling, products: GemmContext) -> bool:
     """Returns whether an epilogue computes its results as the sums lie in registers, two columns of a row or two rows
     of a column at a time: it has one result, of 16 bits, and reads no matrix, which would be read in many pieces."""
     first, *others = products.regions
-    if others or products.batch or products.grouping:
+    if others or products.grouping:
         return False
     of_codes = isinstance(schedule, WgmmaQuantized) and first.contractions[0].contraction.dtype in CODES
     kinds = {operand.kind for operand in first.loads}

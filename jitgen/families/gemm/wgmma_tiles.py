@@ -33,6 +33,8 @@ from jitgen.families.gemm.wgmma_model import (
     GROUPED_DECODE,
     GROUPED_PLANES,
     LEAST_PRODUCT,
+    PAIRS,
+    PAIRS_PINGPONG,
     PROMOTED,
     PROMOTED_PINGPONG,
     PROMOTED_PRODUCT,
@@ -725,6 +727,9 @@ def _estimate_dense(
 ) -> tuple[int, float]:
     of_bytes = weights.item == 1
     fit, many = _fit_of(tiles, rows, weights, groups is None and products == 1)
+    if products > 1 and not of_bytes:
+        epilogue = fit.epilogue * (PAIRS_PINGPONG if tiles.pingpong else PAIRS)
+        fit = replace(fit, epilogue=epilogue, half_lines=1.0)
     if tiles.cluster > 1 and fit.cluster:
         fit = replace(fit, fixed=fit.fixed + math.log2(tiles.cluster) * fit.cluster)
     # Of a tile as wgmma has it, whose rows are those of the weight where these are swapped.
