@@ -728,8 +728,8 @@ def _estimate_dense(
     of_bytes = weights.item == 1
     fit, many = _fit_of(tiles, rows, weights, groups is None and products == 1)
     if products > 1 and not of_bytes:
-        epilogue = fit.epilogue * (PAIRS_PINGPONG if tiles.pingpong else PAIRS)
-        fit = replace(fit, epilogue=epilogue, half_lines=1.0)
+        pairs = PAIRS_PINGPONG if tiles.pingpong else PAIRS
+        fit = replace(fit, epilogue=fit.epilogue * pairs, half_lines=1.0)
     if tiles.cluster > 1 and fit.cluster:
         fit = replace(fit, fixed=fit.fixed + math.log2(tiles.cluster) * fit.cluster)
     # Of a tile as wgmma has it, whose rows are those of the weight where these are swapped.
