@@ -69,13 +69,17 @@ largest candidate. Of the 90 products to which the model was first fitted none w
 256, by 0.6 %."""
 GROUP_TOKENS = (16, 32, 64, 96, 128)
 """Rows of a tile where the rows of x belong to groups: whatever these have on average, no size fits all."""
-NARROW_TOKENS = {(96, 3, 1): 32, (160, 3, 1): 96}
-"""By rows of x, warpgroups and blocks of 64 rows of codes of a tile, those of a narrow one of a group that has no more.
-Of 36 products of experts of 4-bit codes on an H200 five were fastest with these, by up to 6 %, and they take at most
-3 % longer than tiles of that size without. Narrow ones of several sizes took up to 12 % longer."""
+NARROW_TOKENS = {(96, 3, 1): (32, 64), (160, 3, 1): (96, 192)}
+"""By rows of x, warpgroups and blocks of 64 rows of codes of a tile, those of a narrow one of a group that has no more,
+and the rows of an average group up to which the last tile is so much of the work. Of 36 products of experts of 4-bit
+codes on an H200 five were fastest with these, by up to 6 %, and they take at most 3 % longer than tiles of that size
+without. Narrow ones of several sizes took up to 12 % longer."""
 NARROW_GAIN = 0.5
 """The share of the products that narrow tiles leave out by which a kernel is faster: it ends with the blocks that have
 the fewest of them (the same timings)."""
+MOST_TALL_ROWS = 192
+"""Rows of an average group up to which ``GROUP_TALL`` are candidates: above, tiles of 128 rows were nearly as fast or
+faster."""
 GROUP_TALL = ((160, 3),)
 """Rows of x and warpgroups, of a block of 64 rows of codes each, of further tiles of groups, where ``TALL_TOKENS`` are
 candidates of other products too."""
@@ -661,16 +665,19 @@ def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
     if weights.dense:
         return _fitting(_GROUPED if weights.item == 2 else _GROUPED_BYTES, rows, weights)
     most = max(GROUP_TOKENS[0], 2 * GROUP_ROWS * rows)
-    every = (*_quantized_tilings(GROUP_TOKENS, weights), *_tall_tilings(GROUP_TALL, weights))
+    tall = _tall_tilings(GROUP_TALL, weights) if rows <= MOST_TALL_ROWS else ()
     whole = [
         replace(tiles, cluster_k_splits=1)
-        for tiles in every
+        for tiles in (*_quantized_tilings(GROUP_TOKENS, weights), *tall)
         if tiles.tokens <= most and (tiles.tokens > 32 or tiles.blocks_of_rows == 2)
     ]  # of few rows, other shapes were always slower than two warpgroups of two blocks
     if not weights.light or weights.item == 1 or weights.bits != 4:
         return whole
-    narrow = {tiles: NARROW_TOKENS.get((tiles.tokens, tiles.warpgroups, tiles.blocks_of_rows)) for tiles in whole}
-    return [*whole, *(replace(tiles, narrow=tokens) for tiles, tokens in narrow.items() if tokens)]
+    if weights.contractions == 1:  # three warpgroups of a block each were always faster than two
+        whole = [tiles for tiles in whole if tiles.resident > 1 or tiles.warpgroups * tiles.blocks_of_rows > 2]
+    shapes = {tiles: (tiles.tokens, tiles.warpgroups, tiles.blocks_of_rows) for tiles in whole}
+    narrow = {tiles: NARROW_TOKENS.get(shape, (0, 0)) for tiles, shape in shapes.items()}
+    return [*whole, *(replace(tiles, narrow=tokens) for tiles, (tokens, upto) in narrow.items() if rows <= upto)]
 
 
 def grouped_microseconds(tiles: WgmmaTiling, divisions: Sequence[Groups], weights: Weights) -> float:
