@@ -74,7 +74,10 @@ def test_cpp_compiles_for_every_level(target: str, rows: int) -> None:
     jitgen.jit(attend).lower(spec, keys, keys, backend="cpp", target=target).compile()
 
 
-WIDTHS = [(64, 64, 1000), (128, 128, 1000), (96, 192, 100), (256, 256, 300), (20, 70, 300), (128, 128, 1)]
+WIDTHS = [
+    *((64, 64, 1000), (128, 128, 1000), (96, 192, 100), (256, 256, 300)),
+    *((64, 256, 1000), (20, 70, 300), (128, 128, 1)),
+]
 """(D, E, M) of kernels for Hopper."""
 
 

@@ -46,9 +46,9 @@ FAULTS = {
     ),
     "a named barrier": (
         "product",
-        "gemm/include/jitgen/gemm_wgmma_finish.cuh",
-        'group_barrier<128>(1 + warpgroup, "staging',
-        'group_barrier<160>(1 + warpgroup, "staging',
+        "gemm/include/jitgen/gemm_wgmma_results.cuh",
+        'group_barrier<128>(barrier, "staging',
+        'group_barrier<160>(barrier, "staging',
         "staging of a warpgroup",
     ),
     "a cluster's barrier": (

@@ -95,9 +95,10 @@ class WgmmaSchedule(WgmmaTiles):
         """Returns the dynamic shared memory of a block, as the header's ``Shape::bytes``."""
         deep, wide = -(-self.block_d // CHUNK), -(-self.block_e // CHUNK)
         tiles = self.block_m * deep + self.stages * self.block_n * (deep + wide)
-        staging = self.warpgroups * 4 * (16 * (self.staged + 8) + 32) * 4
+        staging, sums = (self.warpgroups * 4 * (16 * (held + 8) + 32) * 4 for held in (self.staged, self.block_e))
         barriers, tickets = (2 + 4 * self.stages) * 8, 16 + -(-self.stages // 2) * 16
-        return tiles * 2 * CHUNK + staging + barriers + tickets
+        exchanged = sums if self.cluster_splits > 1 else 0
+        return max(tiles * 2 * CHUNK + staging, exchanged) + barriers + tickets
 
     def cluster(self, geometry: TileGeometry, chip: Chip) -> int:
         return fastest_cluster(self, geometry, chip, FIT, self.blocks, self.tile_seconds(chip), self.masked)

@@ -24,17 +24,18 @@ struct AttentionShape {
   static constexpr int pitch = chunk + 8;
   static constexpr int warp_floats = 16 * pitch + 32;
   static_assert(32 % (chunk / 8) == 0 && Config::width % chunk == 0, "a lane has the same columns of each row it stores");
-  // A cluster exchanges all columns of a warp's rows, where the query and the tiles were.
+  // A cluster exchanges all columns of a warp's rows, where the query and the tiles were; wide rows take more than these.
   static constexpr int split_pitch = Config::width + 8;
   static constexpr int split_floats = 16 * split_pitch + 32;
+  static constexpr int exchanged = Config::most_splits > 1 ? consumers / 32 * split_floats * 4 : 0;
 
   static constexpr int keys_at = query_bytes;
   static constexpr int values_at = keys_at + Config::stages * key_bytes;
   static constexpr int staging_at = values_at + Config::stages * value_bytes;
-  static constexpr int barriers_at = staging_at + consumers / 32 * warp_floats * 4;
+  static constexpr int staging_end = staging_at + consumers / 32 * warp_floats * 4;
+  static constexpr int barriers_at = staging_end > exchanged ? staging_end : exchanged;
   static constexpr int tickets_at = barriers_at + (2 + 4 * Config::stages) * 8;
   static constexpr int bytes = tickets_at + 16 + (Config::stages + 1) / 2 * 16;
-  static_assert(Config::most_splits == 1 || consumers / 32 * split_floats * 4 <= barriers_at, "what a cluster exchanges");
 
   // Registers of a thread that copies; those that compute share the rest.
   static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : Config::keys > 128 || Config::blocks > 2 ? 24 : 40;
