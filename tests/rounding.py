@@ -6,7 +6,7 @@ import torch
 
 
 def of_subnormals(dtype: torch.dtype, count: int) -> float:
-    """The most that rounding of ``count`` results below the least normal number of ``dtype`` changes of their norm: half
-    of the least subnormal number each, however small they are."""
+    """The most that rounding changes the norm of ``count`` results below the least normal number of ``dtype``: half of
+    the least subnormal number each, however small they are."""
     info = torch.finfo(dtype)
     return info.tiny * info.eps / 2 * count**0.5

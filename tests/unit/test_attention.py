@@ -384,7 +384,7 @@ def test_the_products_inside_name_no_buckets_of_their_own(tmp_path: Path) -> Non
     (entry,) = json.loads((tmp_path / "specs.json").read_text())["entries"]
     cpu, cuda = Device(Target.parse("x86-64-v3"), "cpp"), Device(Target.parse("sm_90a"), "cuda")
     found = row_variants.variants(entry, cpu)
-    # One row, or three ranges of numbers of rows; and each of batch, heads and keys may be 1. Two more, for each of batch
+    # One row, or three ranges of numbers of rows; and each of batch, heads and keys may be 1. Two more, for each batch
     # and heads, keep as many keys as rows.
     assert len(found) == 4 * 8 + 2 * 4
     assert len(row_variants.variants(entry, cuda)) > len(found), "the cuda dialect has products and a softmax"
