@@ -95,7 +95,7 @@ class WgmmaSchedule(WgmmaTiles):
         """Returns the dynamic shared memory of a block, as the header's ``Shape::bytes``."""
         deep, wide = -(-self.block_d // CHUNK), -(-self.block_e // CHUNK)
         tiles = self.block_m * deep + self.stages * self.block_n * (deep + wide)
-        staging, sums = (self.warpgroups * 4 * (16 * (held + 8) + 32) * 4 for held in (self.staged, self.block_e))
+        staging, sums = (self.warpgroups * 4 * (16 * (columns + 8) + 32) * 4 for columns in (self.staged, self.block_e))
         barriers, tickets = (2 + 4 * self.stages) * 8, 16 + -(-self.stages // 2) * 16
         exchanged = sums if self.cluster_splits > 1 else 0
         return max(tiles * 2 * CHUNK + staging, exchanged) + barriers + tickets
