@@ -151,7 +151,7 @@ QUANTIZED_BYTES = TileFit(
     more_exchanges=QUANTIZED.more_exchanges,
 )
 BYTE_DECODE = WarpgroupFit(fixed=DECODE.fixed, block=113, more_blocks=185)
-"""Of codes of eight bits and 16-bit x, fitted to 570 timings of 41 products of int8 and fp8 weights of 36 to 7884
+"""Of codes of eight bits and 16-bit x, fitted to 568 timings of 44 products of int8 and fp8 weights of 36 to 7884
 rows on an H200: what is estimated to be the fastest takes 2 % longer than the fastest, and 13 % at worst but for the
 fewest rows (30 %). A chunk of 64 rows takes a lane of int8 72 instructions to decode, of fp8 88, and of int4 36."""
 GROUPED_DECODE = WarpgroupFit(fixed=248, block=88, more_blocks=85)
