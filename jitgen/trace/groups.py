@@ -106,9 +106,7 @@ def by_one_id(trace: Trace, x: Node, weight: Node, dtype: str | None) -> Node | 
     """
     if not weight.is_weight or weight.under_views.kind is not GATHER:
         return None
-    chosen, swapped = weight, False
-    while chosen.kind is VIEW and chosen.attrs.kind == "permute":
-        chosen, swapped = chosen.inputs[0], not swapped
+    chosen, swapped = without_swaps(weight)
     if id(chosen) not in trace.chosen:
         raise UnsupportedError(CHOSEN_OTHERWISE)
     _, whole, ids = trace.chosen[id(chosen)]

@@ -297,7 +297,7 @@ SUMS_FIXED = 2.0
 """Microseconds of the kernel that adds the sums of several ranges of K, besides those of reading them."""
 SMOOTH = 4
 """The power of the mean by which the time of a kernel and that of its memory are combined."""
-BATCHED = TileFit(1.1, 48, 150, fixed=0, epilogue=1.7)
+GROUPED = TileFit(1.1, 48, 150, fixed=0, epilogue=1.7)
 """Of groups of rows, from ten batches of 7 to 256 matrices on an H200, to which ``wait`` and ``epilogue`` were
 fitted."""
 AREA = 64 * 512

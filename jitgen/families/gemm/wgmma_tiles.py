@@ -14,7 +14,6 @@ from jitgen.families.gemm.mainloops import CHUNK, WgmmaBytes, WgmmaDense, WgmmaQ
 from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.families.gemm.wgmma_model import (
     AREA,
-    BATCHED,
     BYTE_DECODE,
     BYTES,
     BYTES_MISSING,
@@ -30,6 +29,7 @@ from jitgen.families.gemm.wgmma_model import (
     DENSE_MISSING_BYTES,
     DENSE_PINGPONG,
     DENSE_WARPGROUP,
+    GROUPED,
     GROUPED_DECODE,
     GROUPED_PLANES,
     LEAST_PRODUCT,
@@ -593,9 +593,9 @@ _PROMOTED = (
     WgmmaBytes(1, 1, 128, stages=8, pingpong=True),
 )
 """Tiles of one product of 8-bit floats, whose threads have two numbers for each sum. Their warpgroups start products as
-they come. In an order tiles of 256 columns took 4 to 11 % longer and those of 128 between 4 % less
-and 6 % more where a turn ended with the start of products, and the wide ones 22 to 28 % longer where it ended with the
-sums (eight products on a Hopper GPU)."""
+they come. Where they started them in turns, tiles of 256 columns took 4 to 11 % longer and those of 128 between 4 %
+less and 6 % more if a turn ended with the start of products, and the wide ones 22 to 28 % longer if it ended with
+the sums (eight products on a Hopper GPU)."""
 
 _QUANTISING_TWO = (
     WgmmaBytes(2, 1, 256, stages=4),
@@ -684,7 +684,7 @@ def grouped_microseconds(tiles: WgmmaTiling, divisions: Sequence[Groups], weight
     """Estimates the time of a product of groups of rows, by the geometric mean over ``divisions``."""
     if isinstance(tiles, WgmmaDense) and weights.item == 2:
         most = divisions[-1]
-        return batched_microseconds(tiles, -(-most.rows // most.count), most.count, weights)
+        return _evenly_grouped_microseconds(tiles, -(-most.rows // most.count), most.count, weights)
     estimate = _estimate_dense if isinstance(tiles, WgmmaDense) else _estimate_quantized
     return geometric_mean(estimate(tiles, groups.rows, weights, groups)[1] for groups in divisions)  # type: ignore[arg-type]
 
@@ -813,17 +813,17 @@ def _across_lines(item: int, *widths: int) -> bool:
     return any(width * item % CHUNK_BYTES for width in widths)
 
 
-def batched_microseconds(tiles: WgmmaDense, rows: int, matrices: int, weights: Weights) -> float:
-    """Estimates the time of groups of so many rows each, in microseconds."""
+def _evenly_grouped_microseconds(tiles: WgmmaDense, rows: int, matrices: int, weights: Weights) -> float:
+    """Estimates the time of groups of ``rows`` rows each, in microseconds."""
     (columns,), chip = weights.columns, weights.chip
     height, width = tiles.block_m, tiles.columns * weights.contractions
     items = matrices * -(-rows // height) * -(-columns // tiles.columns)
     waves = -(-items // (chip.multiprocessors * tiles.resident))
     sharing = min(tiles.resident, -(-items // chip.multiprocessors))  # blocks that share a multiprocessor
     fetched = (height + width) * CHUNK_BYTES
-    cycles = max(height * width / 32 * BATCHED.product, fetched / BATCHED.l2_bytes) * sharing + BATCHED.wait
+    cycles = max(height * width / 32 * GROUPED.product, fetched / GROUPED.l2_bytes) * sharing + GROUPED.wait
     main = -(-weights.length // weights.chunk) * cycles / chip.microsecond_cycles
-    end = BATCHED.epilogue * height * width / AREA
+    end = GROUPED.epilogue * height * width / AREA
     if tiles.pingpong:
         return (waves - 1) * max(main, (main + end) / 2) + main + end
     return waves * (main + end)
