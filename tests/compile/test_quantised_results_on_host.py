@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import launch, wgmma_tiles
 from jitgen.families.gemm.mainloops import WgmmaBytes
 from tests.compile.test_grouped_on_host import wgmma_headers
 from tests.cuda_on_host import run
@@ -114,19 +114,39 @@ def test_the_chain(case: str, tiles: str, rows: int, monkeypatch: pytest.MonkeyP
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
 
 
+def share_k(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets two blocks of a cluster share the K of a tile."""
+    tiles = replace(TILES["narrow"], columns=256 if case == "swiglu" else 128, cluster_k_splits=2)
+    monkeypatch.setattr(wgmma_tiles, "_QUANTISING_TWO", (tiles,))
+    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (replace(tiles, columns=128),))
+    monkeypatch.setattr(wgmma_tiles, "_splitting", lambda tiles, weights: tiles)
+    monkeypatch.setattr(wgmma_tiles.Times, "least", lambda *_, **__: (2, 1.0))
+
+
 @pytest.mark.parametrize("rows", [50, 130])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.quick(where=lambda case, rows: (case, rows) == ("residual", 50))
 def test_blocks_of_a_cluster_share_k(case: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the sums of half of K, and computes and quantises half of the tile's blocks."""
     torch.manual_seed(rows)
+    share_k(case, monkeypatch)
     function, make = CASES[case]
-    tiles = replace(TILES["narrow"], columns=256 if case == "swiglu" else 128, cluster_k_splits=2)
-    monkeypatch.setattr(wgmma_tiles, "_QUANTISING_TWO", (tiles,))
-    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (replace(tiles, columns=128),))
-    monkeypatch.setattr(wgmma_tiles, "_splitting", lambda tiles, weights: tiles)
-    monkeypatch.setattr(wgmma_tiles.Times, "least", lambda *_, **__: (2, 1.0))
     arguments = make(rows)
+    found, expected = of_two_kernels(function, *arguments, clusters=True), exact(function, *arguments)
+    assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
+
+
+@pytest.mark.parametrize("case", ["one", "swiglu"])
+@pytest.mark.quick(where=lambda case: case == "one")
+def test_a_tile_of_a_cluster_follows_one_of_a_block(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks have three tiles. The stages of the third one are copied while the first two are quantised."""
+    torch.manual_seed(3)
+    share_k(case, monkeypatch)
+    monkeypatch.setattr(launch, "blocks", lambda *_: 1)
+    length, columns = 512, 384  # as long as all stages of a tile
+    products = 2 if case == "swiglu" else 1
+    arguments = codes(50, length), *(weights(columns, length) for _ in range(products)), weights(128, columns)
+    function, _ = CASES[case]
     found, expected = of_two_kernels(function, *arguments, clusters=True), exact(function, *arguments)
     assert (found.double() - expected).norm() <= 2**-7 * expected.norm()
 

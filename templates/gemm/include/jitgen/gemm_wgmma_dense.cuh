@@ -874,7 +874,7 @@ struct DenseKernel {
         const int item = int(walk.item - Item(batch_number) * tiles);
         TilePlace tile = place(item, walk.split() ? walk.tile : rank, column_tiles);
         const MatrixRows matrix = matrix_of<Shape::rows, Shape::weight_shares>(batch, tile, batch_number, rows);
-        const bool follows = walk.item != first, followed = walk.after() < items;
+        const bool follows = walk.item != first, followed = walk.followed(items);
         Sums acc;
         const int begin = walk.split() ? from : range.first(item), end = walk.split() ? to : range.last(item);
         consume(acc, tile, begin, end, walk.split(), ring, follows, followed, matrix);

@@ -79,8 +79,12 @@ struct TileWalk {
     shared = true;
     place(single * multicast + int(blockIdx.x) / splits);
   }
-  // The item that follows, where none is split.
-  JITGEN_DEVICE Item after() const { return item + Item(int(gridDim.x) / multicast); }
+  // Whether this block has another piece after this one, of its own or of its cluster.
+  JITGEN_DEVICE bool followed(Item items) const {
+    TileWalk after = *this;
+    after.next();
+    return after.item < items;
+  }
   JITGEN_DEVICE Item number() const { return item * multicast + tile; }
   JITGEN_DEVICE void place(Item number) { item = number / multicast, tile = int(number % multicast); }
 };
