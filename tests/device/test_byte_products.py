@@ -381,8 +381,8 @@ def test_attention_is_quantised_in_blocks(backend: str) -> None:
 
 @pytest.mark.parametrize("function", ["gelu", "biased", "layer norm"])
 def test_results_are_quantised_in_blocks(function: str) -> None:
-    """Rows of clusters, rows that begin anywhere, tiles in turn, no row for a warpgroup, several tiles of a block, tiles
-    that clusters share behind those of a block (227 rows)."""
+    """Rows of clusters, rows that begin anywhere, tiles in turn, no row for a warpgroup, several tiles of a block,
+    and tiles that clusters share behind those of a block (227 rows)."""
     sizes = ((1, 640, 384), (33, 8192, 1024), (150, 5120, 256), (700, 1024, 2176), (40, 16384, 256), (1500, 256, 4224))
     for rows, k, n in (*sizes, (227, 3456, 8704)):
         weights = [
