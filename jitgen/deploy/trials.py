@@ -19,8 +19,11 @@ from jitgen.call.signature import check
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy.manifest import Entry
 from jitgen.errors import UnsupportedError
+from jitgen.ir import symbols
+from jitgen.ir.equations import LENGTHS_OF_GROUPS
 from jitgen.ir.graph import Graph, topological
-from jitgen.ir.nodes import DEQUANTIZE
+from jitgen.ir.nodes import CAST, DEQUANTIZE, GROUPED, INPUT, VIEW
+from jitgen.ir.symbols import Size
 from jitgen.ir.views import Strided
 from jitgen.lowering import Route
 from jitgen.quant.formats import Float, find
@@ -82,6 +85,9 @@ class Program:
         for number, least, most in _bytes_of_weights(self._graph):
             for tensors in self._copies:
                 tensors[number].random_(least, most, generator=generator)
+        for number, extent, ascending in _divisions(self._graph):
+            for tensors in self._copies:
+                _divide(tensors[number], symbols.evaluate(extent, program.environment), ascending, generator)
 
     def calls(self) -> list[Call]:
         """Returns a call for each copy of the inputs, by the schedules that are chosen now.
@@ -214,13 +220,38 @@ def _bytes_of_weights(graph: Graph) -> Iterator[tuple[int, int, int]]:
                 yield scales, *BYTES_OF_SCALES[format.scale]
 
 
+def _divisions(graph: Graph) -> Iterator[tuple[int, Size, bool]]:
+    """Yields the inputs of ``graph`` that divide rows, or K, among groups, with what is divided and True where they are
+    ends of groups, or with the number of groups and False where they are ids."""
+    for node in topological(graph.results):
+        if node.kind is GROUPED:
+            x, weight, groups = node.inputs
+            while groups.kind in (VIEW, CAST):
+                groups = groups.inputs[0]
+            if groups.kind is INPUT:
+                by_ids = node.attrs.by == "ids"
+                along = -1 if node.attrs.equation == LENGTHS_OF_GROUPS else 0
+                yield groups.attrs.number, weight.shape[0] if by_ids else x.shape[along], not by_ids
+
+
+def _divide(tensor: torch.Tensor, extent: int, ascending: bool, generator: torch.Generator) -> None:
+    """Fills ``tensor`` with ids of ``extent`` groups, or with ascending ends of groups of ``extent`` rows, which then
+    are as unlike as ``families/gemm/groups.py`` takes them to be."""
+    numbers = torch.randint(extent + ascending, tensor.shape, generator=generator, device=tensor.device)
+    if ascending:
+        numbers = numbers.sort().values
+        numbers[..., -1:] = extent
+    tensor.copy_(numbers)
+
+
 def _bytes(view: Strided, dtype: str) -> int:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(view.sizes, view.strides, strict=True))
     return max(extent, 0) * DTYPES[dtype].itemsize
 
 
 def _filled(view: Strided, dtype: str, device: torch.device, generator: torch.Generator) -> torch.Tensor:
-    """Returns a tensor of random numbers; of integers, which may be indices, zeros, and of bytes, random codes."""
+    """Returns a tensor of random numbers; of integers, which may be indices or lengths, zeros, and of bytes, random
+    codes."""
     torch_dtype = DTYPES[dtype]
     made = torch.empty_strided(view.sizes, view.strides, dtype=torch_dtype, device=device)
     if torch_dtype.is_floating_point:

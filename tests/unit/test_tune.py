@@ -67,6 +67,32 @@ def test_candidates_are_measured_and_each_runs_its_own_schedule(
     assert tune.tune([problem], tmp_path, CPU, 300, jobs=1) == []  # it was measured before
 
 
+@pytest.mark.parametrize("chooses", ["ends", "ids"])
+def test_groups_have_rows(chooses: str, tmp_path: Path, quick: None) -> None:
+    """Ends that are all 0 would leave nothing to multiply, and equal ids one matrix."""
+    x, ends = torch.randn(50, 32), torch.tensor([10, 20, 30, 50], dtype=torch.int32)
+    weight = torch.randn(4, 32, 16)
+
+    @jitgen.jit(backend="cpp")
+    def product(x: torch.Tensor, w: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        if chooses == "ends":
+            return torch._grouped_mm(x, w, offs=groups)
+        return (x.unsqueeze(1) @ w[groups]).squeeze(1)
+
+    with jitgen.record(tmp_path / "manifest.json"):
+        product(x, weight, ends if chooses == "ends" else torch.arange(50) % 4)
+    (entry,) = manifest_schema.read(tmp_path / "manifest.json")
+    program = Program(entry, work.route_of(entry, host_target(), None), CPU)
+    x, weight, groups = program._copies[0]
+    (result,) = program.results(program.calls())
+    if chooses == "ends":
+        assert groups.diff().min() >= 0
+        assert groups[-1] == len(x)
+        groups = torch.bucketize(torch.arange(len(x)), groups, right=True)
+    assert len(groups.unique()) > 1
+    torch.testing.assert_close(result, (x.unsqueeze(1) @ weight[groups.long()]).squeeze(1))
+
+
 def test_every_candidate_of_few_rows_computes_the_same(manifest: Path, tmp_path: Path, quick: None) -> None:
     problems = tune.problems_of(manifest_schema.read(manifest), host_target(), None)
     few = [problem for problem in problems if problem.family == "gemm" and problem.facts["rows"] <= 16]
