@@ -9,6 +9,7 @@ Neighbour: ``families/partition.py`` makes the program.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from jitgen.families.call_memory import CallMemory
@@ -31,6 +32,27 @@ def without_copies(program: Program, memory: CallMemory) -> Program:
         position += changed is program
         program = changed
     return _with_results(program)
+
+
+def without_temporaries(program: Program, dropped: Set[int]) -> Program:
+    """Returns ``program`` without the temporaries whose buffers have the numbers ``dropped``, which no kernel has."""
+    if not dropped:
+        return program
+    kept = [buffer for buffer in range(len(program.buffers)) if buffer not in dropped]
+    numbers = {old: new for new, old in enumerate(kept)}
+    first = len(program.inputs)
+    return replace(
+        program,
+        temporaries=tuple(one for buffer, one in enumerate(program.temporaries, first) if buffer not in dropped),
+        outputs=tuple(
+            replace(output, input=numbers[output.input]) if isinstance(output, Alias) else output
+            for output in program.outputs
+        ),
+        kernels=tuple(
+            replace(kernel, bodies=tuple(_renumbered(body, numbers) for body in kernel.bodies))
+            for kernel in program.kernels
+        ),
+    )
 
 
 def _with_results(program: Program) -> Program:

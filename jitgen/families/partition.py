@@ -25,7 +25,7 @@ from jitgen.families import registry
 from jitgen.families.call_memory import CallMemory
 from jitgen.families.changes import State, with_written_reshapes
 from jitgen.families.claims import Claims
-from jitgen.families.copies import without_copies
+from jitgen.families.copies import without_copies, without_temporaries
 from jitgen.families.family import Family
 from jitgen.families.kernels import kernels_of, with_coarse
 from jitgen.families.moved import EqualSizes, Moved, move_views
@@ -36,7 +36,7 @@ from jitgen.families.updates import are_safe, in_place, independent_updates
 from jitgen.ir.attributes import CHANNELS_LAST, CONTIGUOUS
 from jitgen.ir.graph import Builder, Graph, Node
 from jitgen.ir.index import Index
-from jitgen.ir.program import Buffer, Kernel, Program
+from jitgen.ir.program import Alias, Buffer, Kernel, Program
 from jitgen.ir.regions import Region, renumbered, without_results
 from jitgen.ir.views import Decide, Memory, Mover, Strided
 
@@ -223,6 +223,10 @@ class Partitioner:
         if not stages.changes:
             steps, behind = order.with_results(steps, stages.results, results.mutated)
             stages = replace(stages, results=behind)
+        first = self.temporaries.first
+        returned = {output.input - first for output in results.outputs if isinstance(output, Alias)}
+        regions_behind = [region for regions in stages.behind_temporaries for region in regions]
+        steps, unread = order.without_unread(steps, regions_behind, returned)
         inputs = tuple(Buffer(spec.dtype, spec.shape) for spec in self.graph.inputs)
         temporaries = tuple(Buffer(node.dtype, node.shape) for node in self.temporaries.values)
         outputs = tuple(
@@ -253,6 +257,7 @@ class Partitioner:
             rewrites=tuple(self.mover.fired),
             lines=tuple(self.memory.asked.items()),
         )
+        program = without_temporaries(program, {first + number for number in unread})
         program = without_copies(program, self.memory)
         assert not (any(self.memory.out) and program.returns_temporaries), "a result is not in the caller's out="
         return program

@@ -21,7 +21,7 @@ from jitgen.families.lengths import LONGEST, length
 from jitgen.families.short_rows import beside_others
 from jitgen.ir.graph import Node, topological
 from jitgen.ir.nodes import GATHER, INPUT
-from jitgen.ir.regions import Region, renumbered
+from jitgen.ir.regions import Region, renumbered, without_results
 from jitgen.ir.views import Strided
 
 MOST_TEMPORARIES = 64
@@ -193,6 +193,37 @@ class Steps:
             merged.append((steps, regions))
             computed.update(steps)
         return merged, [result for position, result in enumerate(results) if position not in taken]
+
+    def without_unread(
+        self, stages: Sequence[tuple[list[Step], list[Region]]], behind: Sequence[Region], returned: Set[int]
+    ) -> tuple[list[tuple[list[Step], list[Region]]], set[int]]:
+        """Returns ``stages`` without what they store in temporaries that nothing reads, and the positions of these: a
+        value that several kernels were to read may be computed again by the last of them. What a family states the
+        stages of, updates, and runs and blocks of columns are stored by kernels that store all they compute.
+
+        Args:
+            behind: the regions that run after ``stages``.
+            returned: the positions of temporaries that the function returns.
+        """
+        unread: set[int] = set()
+        own = {
+            steps[store.result].number
+            for steps, regions in stages
+            for region in regions
+            if not (region.stated or region.is_update or any(one.run > 1 or one.block for one in region.stores))
+            for store in region.stores
+            if steps[store.result].change is None
+        }
+        while True:
+            regions = [*behind, *(region for _, of_steps in stages for region in of_steps)]
+            more = own - unread - returned - {step.number for step in self._read_by(_inputs_of(regions), {})}
+            if not more:
+                return [(steps, regions) for steps, regions in stages if regions], unread
+            unread |= more
+            stages = [
+                (steps, without_results(regions, {n for n, step in enumerate(steps) if step in map(Step, more)}))
+                for steps, regions in stages
+            ]
 
     def _merge_into(self, regions: list[Region], region: Region, members: Sequence[Step]) -> bool:
         """Puts one that computes ``region`` too in the place of one of ``regions``; False if none may.

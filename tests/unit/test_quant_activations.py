@@ -503,3 +503,17 @@ def test_what_comes_before_is_quantised_with_it(backend: str, target: str, kind:
         families = [kernel.family for kernel in low.lowered.program.kernels]
         assert families.count("reduction") == rows
         assert len(families) == others + rows + families.count("gemm")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_no_kernel_stores_what_nothing_reads(format: str, target: str) -> None:
+    """The sum of a norm's row and the scale of a row, which several kernels were to read, are computed where they are
+    read."""
+    x, gain = torch.randn(8, 256).bfloat16(), torch.rand(256).bfloat16()
+    weight = jitgen.quantize(torch.randn(64, 256), format, activation="int8")
+    low = jitgen.jit(lambda x, gain, w: F.linear(F.rms_norm(x, (256,), gain), w)).lower(
+        x, gain, weight, target=target, backend="cuda"
+    )
+    assert "read by" in low.explain()
+    assert "read by none" not in low.explain()
