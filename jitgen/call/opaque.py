@@ -9,11 +9,9 @@ runs it, and goes on behind it (a "graph break"). With ``fullgraph=True`` it say
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from torch._C._dynamo import eval_frame
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from jitgen.frames import Function, run_as_it_is
 
 REASON = "it is decorated with jitgen.jit, whose kernels run between the graphs of torch.compile"
 
@@ -25,7 +23,7 @@ def opaque(function: Function) -> Function:
     """
     marks: Any = function
     marks._torchdynamo_disable, marks._torchdynamo_disable_msg = True, REASON
-    return _run_as_it_is(function)
+    return run_as_it_is(function)
 
 
 def followed_as(stand_in: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -35,13 +33,6 @@ def followed_as(stand_in: Callable[..., Any]) -> Callable[[Function], Function]:
     def mark(function: Function) -> Function:
         marks: Any = function
         marks._torchdynamo_inline = stand_in
-        return _run_as_it_is(function)
+        return run_as_it_is(function)
 
     return mark
-
-
-def _run_as_it_is(function: Function) -> Function:
-    code: Any = function.__code__
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
-    return function

@@ -45,6 +45,12 @@ def is_recorded() -> bool:
     return any(torch._C._get_dispatch_mode(key) is not None for key in (_KEYS.PROXY, _KEYS.FUNCTIONAL))
 
 
+def have_numbers(tensor: torch.Tensor) -> bool:
+    """Returns whether ``tensor`` has numbers that may be looked at: not where it is fake, nor where it is traced."""
+    traced = torch.compiler.is_compiling() or is_recorded() or _mode([tensor]) is not None
+    return type(tensor) is torch.Tensor and not traced
+
+
 def _mode(values: Sequence[Any]) -> FakeTensorMode | None:
     """Returns the mode that is active, or that made a fake tensor among ``values``; None where a recorder is active."""
     if is_recorded():

@@ -8,6 +8,7 @@ A function in neither is refused by name. ``QTensor.__torch_function__`` reads b
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -194,6 +195,9 @@ def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTen
     dims = [*dims, *kwargs.values()]
     if len(dims) == 1:
         dims = list(dims[0])
+    rank = tensor.dim()
+    if not all(-rank <= dim < rank for dim in dims):
+        raise IndexError(f"dimensions {dims} of a weight of {rank}")
     if tensor.token.experts is not None:
         if func in (T.permute, torch.permute) or sorted(dim % 3 for dim in dims) != [1, 2]:
             refuse(func, args)
@@ -224,6 +228,8 @@ def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTenso
                 "them, w[ids.flatten()], and unflatten what the product returns"
             )
         if isinstance(key, torch.Tensor) and key.dim() == 0 and not key.is_floating_point():
+            if key.dtype == torch.bool:
+                refuse(func, args)
             if isinstance(key, FakeTensor):  # of torch.compile, which asks for the shape alone
                 return tensor.chosen(key.reshape(1)).expert(0)
             key = int(key)
@@ -359,6 +365,8 @@ def _bmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tens
         return _bmm(func, (right.mT, left.mT), {}).mT
     if is_quantized(left) or left.dim() != 3 or left.shape[0] != right.token.experts:
         refuse(func, (right, left))
+    if not right.token.experts:
+        return left @ left.new_zeros(right.shape)
     return torch.stack([left[index] @ right.expert(index) for index in range(left.shape[0])])
 
 
@@ -383,11 +391,17 @@ def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
             )
         if isinstance(offs, FakeTensor):
             return result
-        first = 0
-        for index, last in enumerate(offs.tolist()):
+        ends, rows = offs.tolist(), input.shape[0]
+        if len(ends) != weight.token.experts or not all(
+            0 <= first <= last for first, last in pairwise([0, *ends, rows])
+        ):
+            raise IndexError(
+                f"{func.__name__}: offs are the ends of {weight.token.experts} groups of {rows} rows, which "
+                f"ascend; got {ends}"
+            )
+        for index, (first, last) in enumerate(pairwise([0, *ends])):
             if last > first:
                 result[first:last] = input[first:last] @ weight.expert(index)
-            first = last
         return result
 
     return grouped(*args, **kwargs)

@@ -19,6 +19,7 @@ from torch._guards import TracingContext
 
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.forks import Lock
+from jitgen.frames import run_as_it_is
 from jitgen.quant import distributed, exported, fakes, layouts, slices
 from jitgen.quant.activations import check_activation
 from jitgen.quant.decode import decode
@@ -295,7 +296,7 @@ class QTensor(torch.Tensor):
                 find(token.format), token.group_size, token.weight_shape, tensors, floating(dtype or token.dtype)
             )
         if token.experts is not None:
-            weight = weight.unflatten(0, (token.experts, -1)) if token.experts else weight.unsqueeze(0)[:0]
+            weight = weight.unflatten(0, (max(token.experts, 1), -1))[: token.experts]
         return weight.mT if token.transposed else weight
 
     def expert(self, index: int) -> QTensor:
@@ -337,11 +338,21 @@ class QTensor(torch.Tensor):
         return matrix._alias(transposed=True) if token.transposed else matrix
 
     def chosen(self, ids: torch.Tensor) -> QTensor:
-        """Returns the matrices of a weight of three dimensions that ``ids`` (one dimension) choose, as a new weight."""
-        token = self.token
-        rows = token.weight_shape[0] // max(token.experts or 0, 1)
-        numbers = torch.remainder(ids.long(), max(token.experts or 0, 1)).unsqueeze(1) * rows
-        index = (numbers + torch.arange(rows, device=ids.device)).flatten()
+        """Returns the matrices of a weight of three dimensions that ``ids`` (one dimension) choose, as a new weight. An
+        id of no matrix chooses the first one on a GPU, as in kernels.
+
+        Raises:
+            IndexError: an id on the CPU is of no matrix.
+        """
+        token, count = self.token, self.token.experts or 0
+        rows = token.weight_shape[0] // max(count, 1)
+        if ids.is_cpu and ids.shape[0] and fakes.have_numbers(ids):
+            low, high = (int(end) for end in ids.aminmax())
+            if low < -count or high >= count:
+                raise IndexError(f"ids from {low} to {high} of a weight of {count} matrices")
+        numbers = ids.long() if ids.shape[0] else ids.new_zeros(1, dtype=torch.int64)  # no matrices store one
+        numbers = torch.where((numbers >= -count) & (numbers < count), numbers, 0).remainder(max(count, 1))
+        index = (numbers.unsqueeze(1) * rows + torch.arange(rows, device=ids.device)).flatten()
         matrices = self._alias(experts=None, transposed=False)._rows(index).of_experts(ids.shape[0])
         return matrices._alias(transposed=True) if token.transposed else matrices
 
@@ -505,6 +516,7 @@ class QTensor(torch.Tensor):
         return repr(self.token.facts())
 
     @classmethod
+    @run_as_it_is
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():

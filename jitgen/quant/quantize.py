@@ -108,7 +108,9 @@ def quantize(
     _check(weight, row)
     experts = weight.shape[0] if weight.dim() == 3 else None
     with torch.no_grad():
-        matrix = weight.detach().flatten(0, 1) if experts is not None else weight.detach()
+        matrix = weight.detach()
+        if experts is not None:
+            matrix = (matrix if experts else matrix.new_zeros(1, *matrix.shape[1:])).flatten(0, 1)
         shape = (matrix.shape[0], matrix.shape[1])
         tensors = _encode(matrix, row, group_size, method, importance)
         tensors = layouts.convert(tensors, "portable", target, row, group_size, shape)

@@ -27,7 +27,8 @@ class Token:
         device: the device of the weight's tensors.
         transposed: whether the ``QTensor`` is the transpose of the weight, of shape (K, N).
         experts: the number of matrices in a weight of three dimensions, (experts, N / experts, K), which are stored one
-            below another; None for a matrix.
+            below another; None for a matrix. Where there are none, N is the rows that each would have, and one is
+            stored that nothing reads.
         activation: how products quantise what they multiply with it (``quant/activations.py``); None for not at all.
     """
 

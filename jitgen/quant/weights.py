@@ -208,7 +208,7 @@ def _unpack_spec(spec: TensorSpec, layout: str) -> Stored:
         raise FormatError(f"{spec}: the sizes of a quantised weight are numbers; only an activation's may be symbolic")
     assert spec.format is not None
     *experts, rows, columns = map(int, spec.shape)
-    shape = (rows * math.prod(experts), columns)
+    shape = (rows * max(math.prod(experts), 1), columns)
     tensors = described_tensors(spec.format, spec.group_size, shape, layout)
     facts = spec.format, spec.group_size, layout, shape, spec.dtype, torch.device("meta")
     token = intern(*facts, experts=experts[0] if experts else None, activation=spec.activation)

@@ -20,7 +20,7 @@ from jitgen.trace.derivatives import with_gradient
 from jitgen.trace.gathers import index_select
 from jitgen.trace.guards import matmul_precision
 from jitgen.trace.movement import permuted, squeezed, unsqueeze, view
-from jitgen.trace.typing import expand, pointwise
+from jitgen.trace.typing import expand, filled, operand, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -50,7 +50,9 @@ def grouped(trace: Trace, x: Node, weight: Node, groups: Node, dtype: str, by: s
     if x.dtype not in FLOAT_FACTORS:
         raise UnsupportedError(f"grouped_mm of {x.dtype} is not supported; use one of {', '.join(FLOAT_FACTORS)}")
     if groups.dtype not in OFFSETS or len(groups.shape) != 1:
-        raise TypeError(f"grouped_mm: offs is {groups.dtype} of {len(groups.shape)} dimensions, not a vector of int32")
+        raise TypeError(
+            f"grouped_mm: offs is {groups.dtype} of {len(groups.shape)} dimensions, not a vector of int32 or int64"
+        )
     _same(trace, x.shape[-1], weight.shape[-1], "K")
     precision = matmul_precision() if x.dtype == "float32" else "ieee"
     accumulator = accumulator_dtype(x.dtype)
@@ -60,6 +62,8 @@ def grouped(trace: Trace, x: Node, weight: Node, groups: Node, dtype: str, by: s
         shape = (groups.shape[0], x.shape[0], weight.shape[0])
         return trace.make("grouped", (x, weight, groups), dtype, shape, (LENGTHS_OF_GROUPS, accumulator, precision, by))
     _same(trace, groups.shape[0], x.shape[0] if by == "ids" else weight.shape[0], "the number of groups")
+    if weight.is_weight and weight.shape[0] == 0:
+        return filled(trace, operand(trace, 0, dtype), (x.shape[0], weight.shape[1]))
     x = stored_columns(trace, x, weight)
     attrs = (ROWS_OF_GROUPS, accumulator, precision, by)
     product = trace.make("grouped", (x, weight, groups), dtype, (x.shape[0], weight.shape[1]), attrs)
@@ -261,8 +265,8 @@ def mT(trace: Trace, node: Node) -> Node:
 
 
 def without_swaps(node: Node) -> tuple[Node, bool]:
-    """Returns what ``node`` is, a batch of matrices, without views that exchange rows and columns, and whether these
-    leave them exchanged."""
+    """Returns what ``node`` is, a matrix or a batch of matrices, without views that exchange rows and columns, and
+    whether these leave them exchanged."""
     swapped = False
     while node.kind is VIEW:
         inner = node.under_expand
@@ -280,6 +284,6 @@ def without_swaps(node: Node) -> tuple[Node, bool]:
 
 
 def _exchanges_the_last(order: Sequence[int]) -> bool:
-    """Returns whether ``order`` exchanges the last two of three or more dimensions."""
+    """Returns whether ``order`` exchanges the last two dimensions, and no others."""
     rank = len(order)
-    return rank > 2 and tuple(order) == (*range(rank - 2), rank - 1, rank - 2)
+    return rank > 1 and tuple(order) == (*range(rank - 2), rank - 1, rank - 2)

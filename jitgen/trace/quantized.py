@@ -57,8 +57,10 @@ class QuantizedWeights:
         self._extras |= {(id(node), name): named[name] for name in format.extra_names}
         if token.experts is not None:
             rows, columns = token.weight_shape
-            shape = token.experts, rows // max(token.experts, 1), columns
-            node = make("view", (node,), node.dtype, shape, ("reshape",))
+            count = max(token.experts, 1)
+            node = make("view", (node,), node.dtype, (count, rows // count, columns), ("reshape",))
+            if token.experts == 0:
+                node = make("view", (node,), node.dtype, (0, rows, columns), ("slice", 0, 0, 1))
         if token.transposed:
             swapped = (1, 0) if token.experts is None else (0, 2, 1)
             node = make("view", (node,), node.dtype, token.shape, ("permute", swapped))

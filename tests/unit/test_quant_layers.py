@@ -159,6 +159,61 @@ def test_a_weight_of_three_dimensions(tmp_path: Path) -> None:
         jitgen.quantize(plain, "fp8_e4m3.tensor")
 
 
+@pytest.mark.parametrize(("format", "group"), [("int4", 32), ("fp8_e4m3.rows128", 128), ("mxfp4", None)])
+def test_no_matrices_of_a_weight(format: str, group: int | None, tmp_path: Path) -> None:
+    """Zero tokens choose none: shapes are those of torch, in files and products too."""
+    weight, ids = jitgen.quantize(torch.randn(5, 128, 256), format, group), torch.zeros(0, dtype=torch.int64)
+    empty, none = jitgen.quantize(torch.randn(0, 128, 256), format, group), torch.zeros(0, dtype=torch.int32)
+    jitgen.save_quantized({"w": empty}, tmp_path / "w.safetensors")
+    loaded = jitgen.load_quantized(tmp_path / "w.safetensors")["w"]
+    for some in (weight[2:2], weight[9:], weight[ids], empty, pickle.loads(pickle.dumps(empty)), loaded, empty[ids]):
+        assert some.shape == some.dequantize().shape == (0, 128, 256)
+        assert some.mT.shape == some.mT.dequantize().shape == (0, 256, 128)
+        assert torch.bmm(some, torch.randn(0, 256, 1)).shape == (0, 128, 1)
+        assert (torch.randn(7, 256) @ some.mT).shape == (0, 7, 128)
+        assert torch._grouped_mm(torch.randn(0, 256), some.mT, offs=none).shape == (0, 128)
+    product = jitgen.jit(lambda x, w, ends: torch._grouped_mm(x, w.mT, offs=ends))
+    assert torch.equal(product(torch.randn(3, 256), empty, none), torch.zeros(3, 128))
+    assert jitgen.jit(lambda x, w: x @ w.mT)(torch.randn(7, 256), empty).shape == (0, 7, 128)
+    with pytest.raises(IndexError):
+        empty[0]
+
+
+def test_numbers_that_are_out_of_range_are_errors_as_in_torch() -> None:
+    weight, x = jitgen.quantize(torch.randn(3, 24, 64), "int4", 32), torch.randn(10, 64)
+    assert torch.equal(weight[torch.tensor([-1, 0])].dequantize(), weight.dequantize()[[-1, 0]])
+    for ids in ([0, 3], [-4, 1]):
+        with pytest.raises(IndexError, match=f"ids from {ids[0]} to {ids[1]} of a weight of 3 matrices"):
+            weight[torch.tensor(ids)]
+    # Matrices of 24 rows are in no kernel: a product for each expert multiplies them.
+    for ends in ([3, 2, 10], [3, 5, 11], [-1, 5, 10], [3, 10], [1, 2, 3, 10]):
+        with pytest.raises(IndexError, match="offs are the ends of 3 groups of 10 rows"):
+            torch._grouped_mm(x, weight.mT, offs=torch.tensor(ends, dtype=torch.int32))
+    for refused in (lambda: weight.transpose(1, 5), lambda: weight.mT.swapaxes(-4, 1), lambda: weight[0].permute(0, 3)):
+        with pytest.raises(IndexError, match="dimensions"):
+            refused()
+    with pytest.raises(UnsupportedError):
+        weight[torch.tensor(True)]
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("rows", [32, 24])
+@torch.no_grad()
+def test_a_loop_over_chosen_experts_is_compiled_between_its_breaks(rows: int) -> None:
+    """What a weight does between the graphs of torch.compile is not compiled itself."""
+    weight, x = jitgen.quantize(torch.randn(4, rows, 64), "int4", 32), torch.randn(9, 64)
+
+    def looped(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ids, result = x[:, :4].argmax(-1), torch.zeros(x.shape[0], rows, dtype=x.dtype)
+        for (expert,) in F.one_hot(ids, 4).sum(0).nonzero():
+            (tokens,) = torch.where(ids == expert)
+            result.index_add_(0, tokens, F.linear(x[tokens], weight[expert]))
+        return result
+
+    wanted = looped(x.double(), weight.dequantize(torch.float64)).float()
+    torch.testing.assert_close(torch.compile(looped, backend="jitgen")(x, weight), wanted)
+
+
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("spelling", ["torch", "transformers"])
 @torch.no_grad()
