@@ -112,6 +112,7 @@ SEVERAL_IDS: dict[str, Callable[..., Any]] = {
 CHOSEN: dict[str, Callable[..., Any]] = {
     "one id": lambda x, w, ids: F.linear(x, w[ids[0, 0]]) + torch.einsum("td,od->to", x, w[ids[0, 1]]),
     "one id on the left": lambda x, w, ids: w[ids[0, 0]] @ x.mT + (w[ids[0, 1]] @ x[0])[:, None],
+    "transposes of one id": lambda x, w, ids: x @ w[ids[0, 0]].T + torch.mm(x, w[ids[0, 1]].contiguous().mT),
     "one id of batches": lambda x, w, ids: F.linear(x[:, None, None], w[ids[-1, -1]]),
     "einsum": lambda x, w, ids: torch.einsum("td,tkod->kto", x, w[ids]),
     "einsum, weighted": lambda x, w, ids: torch.einsum("tkod,td,tk->ot", w[ids], x, ids.to(x.dtype)),

@@ -175,18 +175,18 @@ prop("data")(lambda trace, node: trace.detached(node))
 prop("real")(lambda trace, node: node)
 
 
-@row("size")
+@row("size", weights=True)
 def size(trace: Trace, input: Node, dim: int | None = None) -> Any:
     return _shape(trace, input) if dim is None else wrap(input.shape[int(dim)], trace.guards)
 
 
-row("dim", "ndimension")(lambda trace, input: len(input.shape))
-row("numel", "nelement")(lambda trace, input: wrap(symbols.product(input.shape), trace.guards))
-row("element_size")(lambda trace, input: DTYPES[input.dtype].itemsize)
-row("is_floating_point")(lambda trace, input: DTYPES[input.dtype].is_floating_point)
-row("is_complex", "is_conj", "is_neg")(lambda trace, input: False)
-row("is_signed")(lambda trace, input: input.dtype not in ("uint8", "bool"))
-row("get_device")(lambda trace, input: -1 if trace.device.index is None else trace.device.index)
+row("dim", "ndimension", weights=True)(lambda trace, input: len(input.shape))
+row("numel", "nelement", weights=True)(lambda trace, input: wrap(symbols.product(input.shape), trace.guards))
+row("element_size", weights=True)(lambda trace, input: DTYPES[input.dtype].itemsize)
+row("is_floating_point", weights=True)(lambda trace, input: DTYPES[input.dtype].is_floating_point)
+row("is_complex", "is_conj", "is_neg", weights=True)(lambda trace, input: False)
+row("is_signed", weights=True)(lambda trace, input: input.dtype not in ("uint8", "bool"))
+row("get_device", weights=True)(lambda trace, input: -1 if trace.device.index is None else trace.device.index)
 row("is_tensor")(lambda trace, obj: isinstance(obj, Node))
 row("result_type")(lambda trace, tensor, other: DTYPES[result_dtype(tensor, other)])
 row("promote_types")(lambda trace, type1, type2: torch.promote_types(type1, type2))

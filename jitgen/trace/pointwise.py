@@ -275,8 +275,11 @@ def clone(trace: Trace, input: Node, *, memory_format: Any = None) -> Node:
 
 @row("contiguous", view=True)
 def contiguous(trace: Trace, input: Node, memory_format: Any = torch.contiguous_format) -> Node:
-    """Copies to row-major memory if it is returned. torch returns a tensor that is row-major already itself."""
-    return ordered(trace, input, memory_format)
+    """Copies to row-major memory if it is returned. torch returns a tensor that is row-major already itself.
+
+    A quantised weight is in no order, and is returned.
+    """
+    return input if input.is_weight else ordered(trace, input, memory_format)
 
 
 @row("fill", "zero")

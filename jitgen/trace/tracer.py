@@ -227,6 +227,9 @@ class Trace:
                 fact = name.removeprefix("Tensor.")
                 if fact in own_facts.NAMES and isinstance(args[0], torch.Tensor):
                     return self._fact(args[0], fact)
+                operands = map(self._proxy_of, flattened((args, kwargs)))
+                if any(proxy is not None and proxy.value.is_weight for proxy in operands):
+                    raise UnsupportedError(self._refused_weight(name))
                 raise self._no_row(name)
             if kwargs.get("out") is not None:
                 raise UnsupportedError(

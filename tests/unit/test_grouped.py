@@ -227,6 +227,10 @@ def test_matrices_of_a_quantised_weight() -> None:
     assert not failure(one(x[0], weight), x[0].double() @ (exact[2] + exact[-1]).T, "one matrix")
     with pytest.raises(TraceError, match="for a weight of 5 matrices"):
         jitgen.jit(lambda x, w: F.linear(x, w[5]))(x[0], weight)
+    facts = jitgen.jit(lambda x, w: x * w.size(0) + w.dim() + w.numel() + w.element_size() + w.is_floating_point())
+    assert torch.equal(facts(torch.ones(2), weight), torch.full((2,), 5.0 + 3 + GROUPS * COLUMNS * LENGTH + 4 + 1))
+    with pytest.raises(UnsupportedError, match="dequantise it outside the function"):
+        jitgen.jit(lambda w: w.dequantize())(weight)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
