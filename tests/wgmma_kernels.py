@@ -149,7 +149,8 @@ class Quantized:
         regions = ", ".join(region(r) for r in range(self.regions))
         call = "jitgen::gemm_wgmma_quantized<Config, Weight>(x, m, k, regions, epilogue);"
         described = f"jitgen::QuantizedRegion<Weight, {self.contractions}> regions[] = {{{regions}}};"
-        head = f"#include <jitgen/gemm_wgmma_quantized.cuh>\nusing Weight = {weight};\nstruct Config {{\n{fields}\n}};"
+        config = f"struct Config : jitgen::QuantizedDefaults {{\n{fields}\n}};"
+        head = f"#include <jitgen/gemm_wgmma_quantized.cuh>\nusing Weight = {weight};\n{config}"
         shape = "jitgen::QuantizedShape<Config, Weight>"
         return _source(self, head, shape, maps, weights, described, call)
 

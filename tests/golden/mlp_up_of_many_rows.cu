@@ -71,7 +71,7 @@ struct Epilogue0 {
   }
 };
 using Weight = jitgen::QuantWeight<jitgen::bfloat16, 4, false, jitgen::bfloat16, 128>;
-struct Config {
+struct Config : jitgen::QuantizedDefaults {
   static constexpr bool trimmed = true;
   static constexpr int ranges = 1;
   static constexpr int contractions = 2;
@@ -93,13 +93,13 @@ static_assert(Shape::bytes == 201856, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_339629ec(const __grid_constant__ Params params) {
+jitgen_gemm_eb6489bf(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_quantized<Config, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }
 
-struct Config_1 {
+struct Config_1 : jitgen::QuantizedDefaults {
   static constexpr bool trimmed = true;
   static constexpr int ranges = 1;
   static constexpr int contractions = 2;
@@ -121,7 +121,7 @@ static_assert(Shape_1::bytes == 210544, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_339629ec_1(const __grid_constant__ Params params) {
+jitgen_gemm_eb6489bf_1(const __grid_constant__ Params params) {
   const jitgen::QuantizedRegion<Weight, 2> regions[] = {{{Weight{reinterpret_cast<const uint4*>(params.codes.pointer), params.scales.pointer, nullptr}, Weight{reinterpret_cast<const uint4*>(params.codes_2.pointer), params.scales_2.pointer, nullptr}}, {&params.codes_map, &params.codes_2_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_quantized<Config_1, Weight>(params.x_map, int(params.m), int(params.k), regions, epilogue0);

@@ -312,7 +312,7 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "types": [] if quantised else [("Element", _bytes(first, fast) if of_bytes else first.x.storage)],
         "weight_type": _quantised(first, _times_codes(first)) if quantised else "",
         "shape_type": "jitgen::QuantizedShape" if quantised else "jitgen::DenseShape",
-        "defaults": "" if quantised else "jitgen::DenseDefaults",
+        "defaults": schedule.tilings[0].default_struct,
         "region_type": f"jitgen::QuantizedRegion<Weight, {count}>" if quantised else f"jitgen::DenseRegion<{count}>",
         "function": f"gemm_{schedule.path}",
         "regions": regions,

@@ -101,6 +101,8 @@ class WgmmaMainloop(DeclaredSchedule):
     """
 
     path: ClassVar[str]
+    default_struct: ClassVar[str]
+    defaults: ClassVar[Mapping[str, str]]
     sentence = (
         *("{path} mainloop", "tiles of {block_m} x {block_n}, {block_k} of K a step", "warps", "stages"),
         *("cluster_k_splits", "k_splits", "multicast", "shares_x", "other_multicast", "steps"),
@@ -116,6 +118,11 @@ class WgmmaMainloop(DeclaredSchedule):
     wide: bool = field(default=False, metadata=about("64-bit indices"))
     k_splits: int = field(default=1, metadata=about("split-K by {}", member="ranges"))
     resident: int = 1
+
+    def members(self, **facts: bool | int | str) -> list[Member]:
+        """Returns the members of ``struct Config``, without those that have the values of its base, ``default_struct``
+        of the header."""
+        return [member for member in super().members(**facts) if self.defaults.get(member.name) != member.value]
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,8 @@ class WgmmaQuantized(WgmmaMainloop):
         *("trimmed", "ranges", "contractions", "regions", "tokens", "warpgroups", "blocks", "span", "steps", "stagger"),
         *("stages", "multicast", "raster", "most_splits", "resident", "in_pairs", "narrow"),
     )
+    default_struct: ClassVar[str] = "jitgen::QuantizedDefaults"
+    defaults: ClassVar[Mapping[str, str]] = {"in_pairs": "false", "narrow": "0"}
     pingpong: ClassVar[bool] = False
     tokens: int
     warpgroups: int
@@ -163,11 +172,6 @@ class WgmmaQuantized(WgmmaMainloop):
     def tilings(self) -> tuple[WgmmaQuantized]:
         """Returns the tilings that a launch chooses from: this one alone."""
         return (self,)
-
-    def members(self, **facts: bool | int | str) -> list[Member]:
-        """Returns the members of ``struct Config``, without ``in_pairs`` and ``narrow`` where they say nothing."""
-        left_out = {name for name, says in (("in_pairs", facts["in_pairs"]), ("narrow", self.narrow)) if not says}
-        return [member for member in super().members(**facts) if member.name not in left_out]
 
     @property
     def block_m(self) -> int:
@@ -214,6 +218,7 @@ class WgmmaDense(WgmmaMainloop):
         *("stages", "multicast", "shares_x", "raster", "most_splits", "resident", "staged", "run"),
         *("swapped", "blocks", "other_multicast", "x_transposed", "scaled", "in_pairs", "at_once"),
     )
+    default_struct: ClassVar[str] = "jitgen::DenseDefaults"
     defaults: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("swapped", "x_transposed", "scaled", "in_pairs", "at_once"), "false"),
         **dict.fromkeys(("blocks", "other_multicast"), "1"),
@@ -235,11 +240,6 @@ class WgmmaDense(WgmmaMainloop):
     def tilings(self) -> tuple[WgmmaDense]:
         """Returns the tilings that a launch chooses from: this one alone."""
         return (self,)
-
-    def members(self, **facts: bool | int | str) -> list[Member]:
-        """Returns the members of ``struct Config``, without those that have the values of the header's
-        ``DenseDefaults``."""
-        return [member for member in super().members(**facts) if self.defaults.get(member.name) != member.value]
 
     @property
     def block_m(self) -> int:

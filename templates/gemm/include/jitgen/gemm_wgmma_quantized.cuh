@@ -8,7 +8,7 @@
 //
 // How to call it, from an entry of Shape::threads threads, with Shape::bytes of dynamic shared memory:
 //
-//   struct Config {                          // jitgen/families/gemm/wgmma_tiles.py chooses
+//   struct Config : jitgen::QuantizedDefaults {  // jitgen/families/gemm/wgmma_tiles.py chooses
 //     static constexpr int tokens = 128;     // tokens of a tile: 16, 32, 64, 96, 128, 192, 256; wgmma's n
 //     static constexpr int warpgroups = 2;   // consumer warpgroups
 //     static constexpr int blocks = 2;       // blocks of 64 weight rows per warpgroup; blocks * tokens <= 256
@@ -27,8 +27,8 @@
 //     static constexpr int raster = 16;      // row tiles walked before the next column tile
 //     static constexpr int resident = 1;     // blocks that a multiprocessor holds at once
 //     static constexpr bool in_pairs = true; // whether the one result has 16 bits and is computed as the sums lie in
-//                                            // registers (gemm_wgmma_results.cuh); false may be left out
-//     static constexpr int narrow = 0;       // tokens of a tile whose group has no more rows; 0 for none. May be left out
+//                                            // registers (gemm_wgmma_results.cuh); false by default
+//     static constexpr int narrow = 0;       // tokens of a tile whose group has no more rows; 0, the default, for none
 //   };
 //   using Shape = jitgen::QuantizedShape<Config, Weight>;                          // Weight: a QuantWeight
 //   extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)

@@ -20,22 +20,10 @@ constexpr int staged_tokens(int tokens, int warpgroups, int contractions) {
   return (tokens % 64 == 0 && warpgroups <= 2 ? 64 : 32) / contractions;
 }
 
-template <class Config, class = void>
-struct QuantizedInPairs {
-  static constexpr bool value = false;
-};
-template <class Config>
-struct QuantizedInPairs<Config, decltype(void(Config::in_pairs))> {
-  static constexpr bool value = Config::in_pairs;
-};
-
-template <class Config, class = void>
-struct NarrowTokens {
-  static constexpr int value = 0;
-};
-template <class Config>
-struct NarrowTokens<Config, decltype(void(Config::narrow))> {
-  static constexpr int value = Config::narrow;
+// The members that a Config may leave out.
+struct QuantizedDefaults {
+  static constexpr bool in_pairs = false;
+  static constexpr int narrow = 0;
 };
 
 template <class Config, class Weight>
@@ -98,8 +86,8 @@ struct QuantizedShape {
   static constexpr int sum_pitch = columns + 4;
   static_assert(Config::most_splits == 1 || Config::contractions * Config::tokens * sum_pitch * 4 <= staging_at,
                 "partial sums fit where the stages were");
-  static constexpr bool in_pairs = QuantizedInPairs<Config>::value;
-  static constexpr int narrow = NarrowTokens<Config>::value;
+  static constexpr bool in_pairs = Config::in_pairs;
+  static constexpr int narrow = Config::narrow;
   static_assert(narrow % chunk == 0 && (narrow == 0 || (Config::most_splits == 1 && item == 2)), "tokens of a narrow tile");
   static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1), "ranges of K");
