@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 @click.option("--backend", type=click.Choice(["cuda", "triton", "cpp"]), help="Default: all that the device has.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random sizes of sweep.")
 @click.option("--cases", type=click.IntRange(1), default=40, show_default=True, help="How many sizes sweep draws.")
-@click.option("--seconds", type=float, help="After so many seconds sweep begins no further case; default: never.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="After so many seconds sweep begins no further case; default: never.",
+)
 @click.option(
     "--part",
     type=(click.IntRange(1), click.IntRange(1)),

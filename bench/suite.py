@@ -74,11 +74,15 @@ def configure(
         backend, seed, cases, seconds, part: as ``Bench`` has them.
 
     Raises:
-        UnsupportedError: this machine has no such device.
+        UnsupportedError: this machine has no such device, or the device no such backend.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("bench: no CUDA device; `jitgen doctor` says what this machine has")
+    if backend is not None and (backend == "cpp") != (device == "cpu"):
+        raise UnsupportedError(
+            f"bench: backend {backend!r} has no kernels for {device}; leave out --backend or name a --device"
+        )
     if device == "cuda":
         cache = torch.cuda.get_device_properties(0).L2_cache_size
     else:

@@ -14,6 +14,9 @@ from jitgen.cli.source import arguments_option, load_function, lower
 if TYPE_CHECKING:
     from jitgen.deploy.tune import Measured, Problem
 
+INTERRUPTED = 130
+"""The exit code after an interrupt, as shells have it."""
+
 
 @click.command()
 @click.argument("manifest", metavar="[MANIFEST | FILE_OR_MODULE:FUNCTION]", required=False)
@@ -81,7 +84,11 @@ def tune(
     if dry_run:
         _list(problems, before, as_json)
         return
-    done = tuning.tune(problems, directory, device, seconds, jobs, None if as_json else _tell)
+    try:
+        done = tuning.tune(problems, directory, device, seconds, jobs, None if as_json else _tell)
+    except KeyboardInterrupt:
+        say(f"interrupted; {directory} has what was measured, and the next run goes on after it", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
     failed = sum(result.failed for result in done)
     if as_json:
         facts = {"output": str(directory), "problems": len(problems), "measured_before": sum(before)}

@@ -21,6 +21,8 @@ ROUTES = {
 }
 """The module of the compiler for each (backend, compiler). The first compiler of a backend is its default."""
 
+_EXAMPLES = {"cpu": "CPUs (x86-64-v3)", "cuda": "NVIDIA GPUs (sm_90a)", "hip": "AMD GPUs (gfx942)", "interpreter": ""}
+"""How messages name a kind of targets, with one of them; the interpreter has no name."""
 _KINDS = {"cpp": ("cpu",), "cuda": ("cuda",), "cutlass": ("cuda",), "triton": ("cuda", "hip", "interpreter")}
 
 
@@ -40,12 +42,14 @@ def backend_for(requested: str, kind: str) -> str:
 def check(backend: str, compiler: str, target: Target) -> None:
     """Raises UnsupportedError if ``backend`` cannot make code for ``target``, or has no such compiler."""
     if target.kind not in _KINDS[backend]:
+        kinds = " and ".join(filter(None, map(_EXAMPLES.__getitem__, _KINDS[backend])))
         raise UnsupportedError(
-            f"backend {backend!r} does not make code for {target}; "
-            f"it does for targets of kind {' and '.join(_KINDS[backend])}"
+            f"backend {backend!r} does not make code for {target}, but for {kinds}: name another target or backend"
         )
     if backend == "cutlass" and target.arch != "sm_90a":
-        raise UnsupportedError(f"backend 'cutlass' makes code for sm_90a (H100, H200), and not for {target}")
+        raise UnsupportedError(
+            f"backend 'cutlass' makes code for sm_90a (H100, H200), and not for {target}; use backend='cuda' there"
+        )
     if (backend, compiler) not in ROUTES:
         names = [name for owner, name in ROUTES if owner == backend]
         raise UnsupportedError(f"backend {backend!r} has no compiler {compiler!r}; it has {', '.join(names)}")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
@@ -53,6 +54,9 @@ MARGIN = 0.03
 FINALISTS = 3
 """Candidates that are compared with the model's choice once more, in turn with it."""
 
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+"""Matches a sha256; 12 of its digits tell it from others."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -83,7 +87,8 @@ class Problem:
         return json.dumps([row.chip, row.dialect, self.facts], sort_keys=True)
 
     def __str__(self) -> str:
-        facts = ", ".join(f"{name} {value}" for name, value in self.facts.items() if value not in (None, 0, 1, False))
+        told = {name: value for name, value in self.facts.items() if value and (name == "rows" or value != 1)}
+        facts = _DIGEST.sub(r"\1", ", ".join(f"{name} {value}" for name, value in told.items()))
         return f"{self.entry['name']} ({self.family} for {self.route.target}: {facts})"
 
 
@@ -179,10 +184,13 @@ def tune(
         progress: called for each problem when it is measured, with how many are and how many there are.
 
     Raises:
-        CacheError: what is in ``output`` cannot be read, or it cannot be written.
+        CacheError: what is in ``output`` cannot be read, or it cannot be written; before anything is measured.
     """
     ends = time.monotonic() + seconds
     waiting = [problem for problem in problems if problem.identity not in measured_before(output, problem)]
+    for path, problem in {_paths(output, problem)[0]: problem for problem in waiting}.items():
+        with shared_files.locked(path):
+            _rows_before(path, problem)
     store, done = default_store(), list[Measured]()
     location, families = work.location_of(store, shared_directory=True), work.families_outside()
     tasks = [[_task(problem, row, location, families) for row in problem.rows] for problem in waiting]
@@ -358,11 +366,7 @@ def _add_row(path: Path, result: Measured, device: torch.device) -> None:
     """Replaces the row of the problem in ``path``, whose lock is held, or adds one."""
     problem, winner = result.problem, result.winner
     assert winner is not None
-    if path.is_file():
-        tuned.read(path, problem.route.target.arch, problem.family)  # nothing is added to a file of another form
-        content = json.loads(path.read_text())
-    else:
-        content = {"schema": tuned.SCHEMA, "target": problem.route.target.arch, "family": problem.family, "rows": []}
+    content = _rows_before(path, problem)
     seconds = result.seconds[problem.rows.index(winner)]
     measured = {
         "seconds": seconds,
@@ -373,6 +377,20 @@ def _add_row(path: Path, result: Measured, device: torch.device) -> None:
     others = [row for row in content["rows"] if any(row[name] != own[name] for name in ("chip", "dialect", "problem"))]
     content["rows"] = [*others, {**own, "measured": measured}]
     shared_files.replace(path, json.dumps(content, indent=1) + "\n")
+
+
+def _rows_before(path: Path, problem: Problem) -> dict[str, Any]:
+    """Returns the content of ``path``, whose lock is held, or that of a file without rows.
+
+    Raises:
+        CacheError: it is a file of another form, to which nothing is added.
+    """
+    target = problem.route.target.arch
+    if not path.is_file():
+        return {"schema": tuned.SCHEMA, "target": target, "family": problem.family, "rows": []}
+    tuned.read(path, target, problem.family)
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 def _device_name(device: torch.device) -> str:

@@ -551,3 +551,8 @@ def test_what_made_a_record() -> None:
     assert made["command"].startswith("python -m bench.products")
     assert made["commit"] == "1a2b3c4"
     assert made["cpu"] == measurement.cpu_model()
+
+
+def test_a_backend_without_kernels_for_the_device_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="backend 'cuda' has no kernels for cpu"):
+        suite.configure("cpu", backend="cuda")

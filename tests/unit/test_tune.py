@@ -19,7 +19,7 @@ from jitgen.deploy import manifest_schema, trials, tune, work
 from jitgen.deploy.trials import Program, Seconds
 from jitgen.errors import CacheError
 from jitgen.schedule import tuned
-from jitgen.spec import host_target
+from jitgen.spec import Target, host_target
 
 CPU = torch.device("cpu")
 
@@ -286,6 +286,50 @@ def test_a_file_of_another_form_is_not_written_over(problem: tune.Problem, tmp_p
     (directory / "gemm.measured.jsonl").write_text("[]\n")
     with pytest.raises(CacheError, match=r"gemm\.measured\.jsonl"):
         tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+
+
+def test_a_table_that_nothing_may_be_added_to_is_found_before_anything_is_measured(
+    problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "_measured", lambda *_: pytest.fail("something was measured"))
+    directory = tmp_path / problem.route.target.arch
+    directory.mkdir()
+    (directory / "gemm.json").write_text("{")
+    with pytest.raises(CacheError, match=r"gemm\.json is no table of measured choices"):
+        tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    with pytest.raises(CacheError, match=r"gemm\.json cannot be written"):
+        tune.tune([problem], Path("/proc/nowhere"), CPU, 300, jobs=1)
+
+
+def test_an_interrupt_says_where_the_measurements_are(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "_measured", interrupted)
+    result = CliRunner().invoke(command, ["tune", str(manifest), "--output", str(tmp_path), "--jobs", "1"])
+    assert result.exit_code == 130
+    assert f"interrupted; {tmp_path} has what was measured" in result.output
+
+
+def test_names_of_problems_have_rows_and_short_digests(problem: tune.Problem) -> None:
+    one = dataclasses.replace(problem, facts={"kernel": "a" * 64, "rows": 1, "matrices": 1, "wide": False})
+    assert str(one).endswith(f"(gemm for {problem.route.target}: kernel {'a' * 12}, rows 1)")
+
+
+def test_backends_of_one_dialect_have_rows_of_their_own(tmp_path: Path) -> None:
+    """Tiles of CUTLASS are no candidates of ``backend="cuda"``, whose products have the same facts but for one."""
+    specs = (jitgen.TensorSpec((777, 1024), torch.bfloat16), jitgen.TensorSpec((2048, 1024), torch.bfloat16))
+    with jitgen.record(tmp_path / "manifest.json"):
+        for backend in ("cuda", "cutlass"):
+            jitgen.jit(backend=backend)(lambda x, w: F.linear(x, w)).lower(*specs, target="sm_90a")
+    problems = list(tune.problems_of(manifest_schema.read(tmp_path / "manifest.json"), Target.parse("sm_90a"), None))
+    mainloops = {
+        (problem.facts["rows"], problem.facts.get("cutlass")): mainloops_of(problem)[0] for problem in problems
+    }
+    assert mainloops[1536, True] == "CutlassTile"
+    assert mainloops[1536, None] == "WgmmaDense"
 
 
 def test_the_command_lists_problems_of_another_target(monkeypatch: pytest.MonkeyPatch) -> None:

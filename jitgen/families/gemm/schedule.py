@@ -192,7 +192,7 @@ def facts(problem: Problem, device: Device) -> dict[str, Any]:
 
     ``rows`` and ``matrices`` are upper ends of buckets. ``weight`` is a format, or for a dense weight its layout: ``k``
     (contiguous along K) or ``outer`` (along N). ``k_splits`` is a fact only of a product whose K is split over a
-    temporary, which was decided before.
+    temporary, which was decided before. ``cutlass`` is one of ``backend="cutlass"``, whose candidates are others.
     """
     first, layout = problem.contractions[0], problem.layouts[0]
     split = {"k_splits": first.k_splits} if first.k_splits > 1 else {}
@@ -211,6 +211,7 @@ def facts(problem: Problem, device: Device) -> dict[str, Any]:
         }
         | ({"grouping": problem.grouping} if problem.grouping else {})
         | ({"quantises": True} if problem.bodies[0].has_blocks else {})
+        | ({"cutlass": True} if device.uses_cutlass else {})
     )
 
 

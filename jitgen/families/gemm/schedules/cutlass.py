@@ -62,7 +62,7 @@ def _lack(problem: Problem) -> str:
     if problem.quantized:
         return f"weights of {contraction.format} are not supported"
     if problem.dtype not in ELEMENTS:
-        return f"operands are {problem.dtype}, and collectives for {' and '.join(ELEMENTS)} are supported"
+        return f"operands are {problem.dtype}, and collectives multiply {', '.join(ELEMENTS[:-1])} and {ELEMENTS[-1]}"
     if layout.batch or body.is_grouped:
         return "batches and groups of products are not supported"
     if others or len(body.contractions) > 1:
