@@ -17,6 +17,7 @@ from typing import Any
 
 from jitgen.errors import TraceError
 from jitgen.trace.journal import LRU_CACHE, Change
+from jitgen.trace.kept import contained
 from jitgen.trace.location import quote
 from jitgen.trace.mentions import line_of_change
 from jitgen.trace.proxy import TRACED, TensorProxy
@@ -100,22 +101,7 @@ def _refuse_texts(
 
 
 def _has_text(value: Any) -> bool:
-    """Returns whether a text of a tensor is among what ``value`` contains, keys and members of sets included."""
-    waiting, seen = [value], {id(value)}
-    for item in waiting:
-        if isinstance(item, str):
-            if TRACED in item:
-                return True
-            continue
-        inner: list[Any] = []
-        if isinstance(item, dict):
-            inner = [*item, *item.values()]
-        elif isinstance(item, (list, tuple, deque, set, frozenset)):
-            inner = [*item]
-        new = [other for other in inner if id(other) not in seen]
-        seen.update(map(id, new))
-        waiting += new
-    return False
+    return any(isinstance(one, str) and TRACED in one for one in contained(value))
 
 
 def kept(handed_out: Iterable[weakref.ref[Any]]) -> list[Any]:

@@ -16,6 +16,7 @@ from jitgen.trace.sequences import rebuilt
 
 _SEQUENCES = (list, tuple, deque)
 _TABLES = (dict, OrderedDict, defaultdict)
+_CONTAINERS = (*_SEQUENCES, set, frozenset)
 
 
 class Exchange:
@@ -59,12 +60,12 @@ def _is_container(value: Any) -> bool:
 
 
 def contained(value: Any) -> list[Any]:
-    """Lists ``value`` and all that it contains, down to what is none of Python's containers."""
-    values: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        values.append(leaf)
-        return leaf
-
-    Exchange(note)(value)
+    """Lists ``value`` and all that it contains, keys and members of sets included, down to what is none of Python's
+    containers."""
+    values, seen = [value], {id(value)}
+    for one in values:
+        inner = [*one, *one.values()] if isinstance(one, dict) else one if isinstance(one, _CONTAINERS) else ()
+        new = [other for other in inner if id(other) not in seen]
+        seen.update(map(id, new))
+        values += new
     return values
