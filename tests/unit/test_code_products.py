@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.errors import JitgenError
+from jitgen.errors import JitgenError, TraceError
 from jitgen.quant import formats, layouts
 from jitgen.quant.layouts import portable
 
@@ -322,6 +322,59 @@ def test_attention_of_codes_stays_one_kernel() -> None:
     low = function.lower(q, k, v, torch.rand(2, 3, 40, 1), torch.rand(2, 3, 50, 1))
     assert len(low.kernels) == 1
     assert REWRITE not in low.explain()
+
+
+RANGES = [(-128, 127), (0, 255), (-8, 7), (-32768, 32767)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("codes", RANGES, ids=str)
+@pytest.mark.covering(1)
+def test_fake_quantisation_has_the_bits_and_gradients_of_torch(dtype: torch.dtype, codes: tuple[int, int]) -> None:
+    def of_tensor(x: torch.Tensor, s: Any, z: Any) -> torch.Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, s, z, *codes)
+
+    def of_channels(x: torch.Tensor, s: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_channel_affine(x, s, z, 0, *codes)
+
+    zeros = torch.randint(0, 5, (7,), dtype=torch.int32)
+    cases: list[tuple[Any, Any, Any]] = [
+        (of_tensor, 0.013, 3),
+        (of_tensor, torch.tensor([0.02]), torch.tensor([2], dtype=torch.int32)),
+    ]
+    if dtype in (torch.float32, torch.float16):  # the others have no such kernel in torch
+        cases.append((of_channels, torch.rand(7) * 0.05 + 0.005, zeros))
+    for function, scale, zero in cases:
+        x = (torch.randn(7, 33) * 3).to(dtype)
+        x[0, 0] = torch.nan
+        x = x.requires_grad_()
+        results = [f(x, scale, zero) for f in (jitgen.jit(function), function)]
+        assert torch.equal(*results)
+        assert torch.equal(*(torch.autograd.grad(result.sum(), x)[0] for result in results))
+
+
+def test_products_of_fake_quantised_operands_are_products_of_codes() -> None:
+    def product(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        rounded = torch.fake_quantize_per_tensor_affine(x, s, z, 0, 255)
+        none = torch.zeros(24, dtype=torch.int32)
+        return F.linear(rounded, torch.fake_quantize_per_channel_affine(w, t, none, 0, -127, 127))
+
+    x, w = torch.randn(5, 64), torch.randn(24, 64)
+    given = x, w, torch.tensor(0.02), torch.tensor(120, dtype=torch.int32), w.abs().amax(1) / 127
+    function = jitgen.jit(product)
+    wanted = product(*given)
+    assert ((function(*given) - wanted).abs() <= 1e-5 * wanted.abs().max()).all()
+    for backend, target in (("cpp", "cpu"), ("cuda", "sm_90a")):
+        low = function.lower(*given, backend=backend, target=target)
+        assert REWRITE in low.explain()
+        assert len(low.kernels) == 3
+    for wrong in (
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 300, -128, 127),
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 5, 4),
+        lambda x: torch.fake_quantize_per_channel_affine(x, torch.ones(3), torch.zeros(3).int(), 0, -128, 127),
+    ):
+        with pytest.raises(TraceError, match=r"zero-point|quant_min"):
+            jitgen.jit(wrong)(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
