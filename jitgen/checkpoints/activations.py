@@ -20,7 +20,7 @@ import torch
 from jitgen.checkpoints.label import groups_of
 from jitgen.checkpoints.source import Source
 from jitgen.errors import FormatError
-from jitgen.quant.activations import bounded
+from jitgen.quant.activations import MX_BLOCK, bounded
 from jitgen.quant.codes import BLOCK
 from jitgen.quant.formats import find
 from jitgen.quant.qtensor import QTensor
@@ -28,6 +28,8 @@ from jitgen.quant.qtensor import QTensor
 CHECKPOINT = "checkpoint"
 """The argument that has products do as the checkpoint says."""
 _FLOAT8 = ("e4m3", "fp8", "float8")
+_POWERS = ("torch.uint8", "uint8", "torch.float8_e8m0fnu")
+"""How compressed-tensors calls scales that are powers of two."""
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -76,6 +78,9 @@ def applied(source: Source, name: str, weight: QTensor, wanted: str | None) -> t
     scale_name = _input_scale(source, prefix)
     if scale_name is None:
         return made, f"{stated.kind}: {stated.words}, and there is no {prefix}.input_scale: a scale for each row"
+    zero_name = f"{prefix}.input_zero_point"
+    if zero_name in source and bool(source.read(zero_name).any()):
+        return weight, f"{stated.words}: left as floats, since {zero_name} is not 0"
     scale = source.read(scale_name)
     if scale.numel() != 1:
         raise FormatError(f"{source.described(scale_name)} is not one scale of activations")
@@ -112,7 +117,10 @@ def _stated(source: Source, prefix: str) -> Stated | None:
     if groups:
         return _of_arguments(described[0]) if described and len(described) == len(groups) else None
     config, has_scale = source.config, _input_scale(source, prefix) is not None
-    method, algorithm = str(config.get("quant_method")), str(config.get("quant_algo"))
+    layers = config.get("quantized_layers")  # of ModelOpt's MIXED_PRECISION
+    layer = layers.get(prefix) if isinstance(layers, Mapping) else None
+    told = layer if isinstance(layer, Mapping) else config
+    method, algorithm = str(config.get("quant_method")), str(told.get("quant_algo"))
     if method == "fbgemm_fp8":
         return Stated("fp8 for each row", _of_fbgemm(source, prefix))
     if method == "fp8":
@@ -124,6 +132,8 @@ def _stated(source: Source, prefix: str) -> Stated | None:
         return Stated("dynamic fp8", f"fp8_e4m3.block{BLOCK}{powers}")
     if "FP8_PB" in algorithm:  # weights in blocks, activations as they are
         return None
+    if algorithm == "MXFP8":
+        return Stated("mxfp8", "mxfp8")
     if "FP8" in algorithm:
         return Stated("static fp8" if has_scale else "fp8 for each row", "fp8_e4m3", static=has_scale)
     if "W8A8" in algorithm or "INT8" in algorithm:
@@ -152,11 +162,13 @@ def _of_fbgemm(source: Source, prefix: str) -> str:
 def _of_arguments(arguments: Mapping[str, Any]) -> Stated:
     """Reads ``QuantizationArgs`` of compressed-tensors."""
     bits, type_, strategy = arguments.get("num_bits"), arguments.get("type"), arguments.get("strategy")
-    dynamic, size = arguments.get("dynamic"), arguments.get("group_size")
+    dynamic, size, scales = arguments.get("dynamic"), arguments.get("group_size"), arguments.get("scale_dtype")
     kind = {(8, "int"): "int8", (8, "float"): "fp8_e4m3"}.get((bits, type_))  # type: ignore[arg-type]
     words = f"{'dynamic' if dynamic else 'static'} {type_} of {bits} bits for each {strategy}"
     if kind is None or (type_ == "int" and arguments.get("symmetric") is False and not dynamic):
         return Stated(words, None)
+    if strategy == "group" and kind == "fp8_e4m3" and size == MX_BLOCK and str(scales) in _POWERS:
+        return Stated(words, "mxfp8" if dynamic else None)
     if strategy == "group":
         return Stated(words, f"{kind}.block{BLOCK}" if size == BLOCK and dynamic else None)
     return Stated(words, kind, static=not dynamic)

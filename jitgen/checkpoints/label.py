@@ -85,12 +85,18 @@ def groups_of(source: Source, prefix: str) -> list[Mapping[str, Any]]:
     )
     named = [group for group in described if any(_names(target, prefix) for target in _targets(group))]
     # Where no group names the module, one that names its class has it, and classes are not in files.
-    return named or described
+    of_classes = [group for group in described if any(_is_class(target, source) for target in _targets(group))]
+    return named or of_classes or described
 
 
 def _targets(group: Mapping[str, Any]) -> list[str]:
     targets = group.get("targets")
     return [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+
+
+def _is_class(target: str, source: Source) -> bool:
+    """Returns whether a target may be a class of modules: it is no pattern, no path and no module of the source."""
+    return not target.startswith("re:") and "." not in target and f"{target}.weight" not in source
 
 
 def _names(target: str, prefix: str) -> bool:

@@ -4,8 +4,9 @@ the fp8 of ModelOpt, Quark, FBGEMM and DeepSeek.
 Sources: compressed-tensors' ``compressors/naive_quantized`` and ``quantization/lifecycle/forward.py``; transformers'
 ``integrations/finegrained_fp8.py`` for ``weight_scale_inv``, which multiplies in spite of its name. ``weight [N, K]``
 is float8 or int8, ``weight_scale`` has one number, ``[N]`` or ``[N, 1]``, ``[N, groups]``, or one for each block of 128
-x 128. Scales of e8m0 (``scale_fmt: ue8m0``) are powers of two. Integers of fewer bits may lie in int8, as the config
-says (``num_bits``). ``activations.py`` reads the scales of activations (``input_scale``).
+x 128. Scales of e8m0 (``scale_fmt: ue8m0``) are powers of two; those of blocks of 32 are mxfp8's, and may be bytes.
+Integers of fewer bits may lie in int8, as the config says (``num_bits``). ``activations.py`` reads the scales of
+activations (``input_scale``).
 
 Numbers: ``code * scale`` (``(code - zero) * scale`` of integers with zero-points) rounded to the model's dtype, which
 is what the libraries compute: equal to the bit.
@@ -22,9 +23,12 @@ from jitgen.checkpoints.label import Label
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled, nominal
 from jitgen.errors import FormatError, UnsupportedError
+from jitgen.quant.activations import MX_BLOCK
 from jitgen.quant.codes import BLOCK, CODES, FLOAT8
 from jitgen.quant.qtensor import QTensor
 
+MX_FORMATS = {torch.float8_e4m3fn: "mxfp8", torch.float8_e5m2: "mxfp8_e5m2"}
+"""The formats of 8-bit floats with a power of two for every ``MX_BLOCK`` columns of a row."""
 FLOATS = {code.dtype: code.format for name, code in CODES.items() if name in FLOAT8 and code.format}
 _OTHERS = (
     *("weight_zero_point", "weight_g_idx", "weight_shape"),
@@ -50,6 +54,12 @@ def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
     name = f"{prefix}.weight"
     codes, scales = source.read(name), source.read(scale_name)
     dtype = nominal(source, scales)
+    blocks = (codes.shape[0], codes.shape[1] // MX_BLOCK)
+    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu) and codes.dtype in MX_FORMATS and scales.shape == blocks:
+        _require_labelled(source, prefix, codes, scales, "")
+        return assembled(
+            name, MX_FORMATS[codes.dtype], codes.view(torch.uint8), scales.view(torch.uint8), MX_BLOCK, dtype
+        )
     scales = scales.float() if scales.dtype == torch.float8_e8m0fnu else scales  # float32 has these numbers
     scales, group_size, qualifier = shared(name, codes.shape, scales)
     bits = _require_labelled(source, prefix, codes, scales, qualifier)
@@ -119,6 +129,8 @@ def shared(name: str, shape: torch.Size, scales: torch.Tensor) -> tuple[torch.Te
     """Returns ``[R, groups]`` scales of a weight of ``shape``, the group size, and the qualifier of rows that share
     scales."""
     rows, columns = shape
+    if scales.dim() == 4 and scales.shape[1] == scales.shape[3] == 1:  # of blocks, as ModelOpt's FP8_PB_WO has them
+        scales = scales.flatten(2).squeeze(1)
     if scales.numel() == 1:
         return scales.reshape(1, 1), None, "" if rows == 1 else "tensor"
     if scales.shape in ((rows,), (rows, 1)):

@@ -212,6 +212,76 @@ def test_codes_of_four_bits_may_lie_in_bytes(symmetric: bool) -> None:
         jitgen.load_quantized(state | {"l.weight": codes.index_fill(1, torch.tensor(0), 100)}, config=config)
 
 
+@pytest.mark.parametrize("symmetric", [{}, {"symmetric": True}, {"symmetric": False}], ids=str)
+def test_static_zero_points_of_activations_are_not_dropped(symmetric: dict[str, bool]) -> None:
+    config = groups(8, "int", "tensor", dynamic=False, **symmetric)
+    state = int8() | {"l.input_scale": SCALE, "l.input_zero_point": torch.tensor([7], dtype=torch.int8)}
+    loaded = jitgen.load_quantized(state, config=config)
+    assert loaded["l.weight"].activation is None
+    assert "left as floats" in loaded.report
+    zero = state | {"l.input_zero_point": torch.zeros(1, dtype=torch.int8)}
+    kind = None if symmetric.get("symmetric") is False else "int8"
+    assert jitgen.load_quantized(zero, config=config)["l.weight"].activation == kind
+
+
+@pytest.mark.parametrize("others", ["Linear", "k"])
+def test_a_weight_that_no_pattern_names_has_the_activations_of_its_class(others: str) -> None:
+    config = groups(8, "float", "token")
+    pattern = config["config_groups"]["group_0"] | {"targets": ["re:.*down"]}
+    of_class = pattern | {"input_activations": pattern["input_activations"] | {"type": "int"}, "targets": [others]}
+    state = {f"{name}.{last}": value for name in ("down", "k", "q") for last, value in packed_of("l").items()}
+    config["config_groups"] = {"group_0": pattern, "group_1": of_class}
+    loaded = jitgen.load_quantized(state, config=config)
+    kinds = [loaded[f"{name}.weight"].activation for name in ("down", "k")]
+    assert kinds == ["fp8_e4m3", "int8"]
+    if others == "Linear":
+        assert loaded["q.weight"].activation == "int8"
+
+
+def packed_of(prefix: str) -> dict[str, torch.Tensor]:
+    """int4 weights, which take activations of either kind, by the last of their names."""
+    return {name.removeprefix(f"{prefix}."): value for name, value in writers.packed_integers(group=32)[0].items()}
+
+
+def test_layers_of_mixed_precision_have_their_own_activations() -> None:
+    config: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    config["quantized_layers"] = {"l": {"quant_algo": "FP8"}, "m": {"quant_algo": "W4A16_AWQ"}}
+    state = float8("tensor") | {"l.input_scale": SCALE}
+    state |= {f"m.{name.removeprefix('l.')}": value for name, value in int8().items()}
+    loaded = jitgen.load_quantized(state, config=config)
+    assert (loaded["l.weight"].activation, loaded["m.weight"].activation) == ("fp8_e4m3", None)
+    assert loaded["l.weight"].input_scale.item() == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float8_e8m0fnu], ids=str)
+def test_blocks_of_32_with_powers_of_two_are_mxfp8(kind: torch.dtype) -> None:
+    codes, powers = torch.randn(48, 96).to(torch.float8_e4m3fn), torch.randint(-9, 9, (48, 3))
+    state = {"l.weight": codes, "l.weight_scale": (powers + 127).to(torch.uint8).view(kind)}
+    wanted = (codes.double().unflatten(1, (3, 32)) * powers.double().exp2().unsqueeze(-1)).flatten(1)
+    mx = groups(8, "float", "group", group_size=32, scale_dtype="torch.uint8")
+    for config, activation in (
+        ({}, None),
+        (mx, "mxfp8"),
+        (groups(8, "float", "group", group_size=32), None),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "mxfp8"),
+    ):
+        weight = jitgen.load_quantized(state, config=config)["l.weight"]
+        assert (weight.format, weight.group_size, weight.activation) == ("mxfp8", 32, activation)
+        assert torch.equal(weight.dequantize(torch.float64), wanted)
+
+
+def test_scales_of_blocks_may_have_dimensions_of_one() -> None:
+    state = float8("block")
+    scales = state["l.weight_scale"]
+    config = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
+    weights = [
+        jitgen.load_quantized(state | {"l.weight_scale": stored}, config=config)["l.weight"]
+        for stored in (scales, scales[:, None, :, None])
+    ]
+    assert torch.equal(*weights)
+    assert weights[0].activation is None
+
+
 def test_scales_of_a_cache_belong_to_no_weight() -> None:
     state = float8("tensor") | {"l.input_scale": SCALE, "l.k_scale": torch.ones(()), "l.v_scale": torch.ones(())}
     shape = state["l.weight"].shape
