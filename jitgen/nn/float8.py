@@ -20,6 +20,7 @@ from torch import nn
 from jitgen.call.function import JitFunction
 from jitgen.errors import UnsupportedError
 from jitgen.quant.activations import Activation, codes_of, scales_of
+from jitgen.quant.qtensor import QTensor
 
 SCALINGS = ("row", "tensor")
 
@@ -47,10 +48,13 @@ class _Float8Product(torch.autograd.Function):
     """Multiplies ``x`` (M, K) by the transpose of ``weight`` (N, K) in 8-bit floats, and its gradients by them too."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, by_row: bool) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.by_row = by_row
+    def forward(x: torch.Tensor, weight: torch.Tensor, by_row: bool) -> torch.Tensor:
         return _kernel(x, weight, torch.float8_e4m3fn, torch.float8_e4m3fn, by_row)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, weight, ctx.by_row = inputs
+        ctx.save_for_backward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
@@ -71,7 +75,7 @@ class Float8Linear(nn.Linear):
         The others are those of ``nn.Linear``.
 
     Its kernels are its own: a function that ``jitgen.jit`` decorates calls it outside (TraceError). ``jitgen.compile``
-    and ``torch.compile`` take a model that has such layers.
+    and ``torch.compile`` take a model that has such layers. ``quantize_`` and ``calibrate`` take them as Linears.
 
     Raises:
         UnsupportedError: there is no such scaling, or the layer is called with a tensor that is not of floats or has
@@ -106,6 +110,8 @@ class Float8Linear(nn.Linear):
                 f"Float8Linear takes floats of shape (..., {self.in_features}), not {input.dtype} of shape "
                 f"{tuple(input.shape)}"
             )
+        if isinstance(weight, QTensor):  # of a model that quantize_ took when it was trained
+            return F.linear(input, weight, self.bias)
         if torch.is_autocast_enabled(input.device.type):
             dtype = torch.get_autocast_dtype(input.device.type)
             input, weight = input.to(dtype), weight.to(dtype)

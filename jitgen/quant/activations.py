@@ -123,7 +123,7 @@ def check_activation(
     """
     if activation is None:
         return None
-    kind = kind_of(activation)
+    kind = kind_of(activation if isinstance(activation, str) else repr(activation))
     if not _are_codes_of(format.stored, kind.is_integer):
         such = "int8, int4 or uint4" if kind.is_integer else "fp8_e4m3, int4 or uint4"
         raise FormatError(

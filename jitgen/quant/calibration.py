@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -31,8 +33,8 @@ from torch import nn
 
 from jitgen import progress
 from jitgen.errors import FallbackWarning, FormatError
-from jitgen.quant.activations import SMALLEST_SCALE, kind_of
-from jitgen.quant.feedback import with_feedback
+from jitgen.quant.activations import SMALLEST_SCALE, check_activation, kind_of
+from jitgen.quant.feedback import why_not, with_feedback
 from jitgen.quant.migration import Factors, Migration
 from jitgen.quant.modules import described, replace_weight
 from jitgen.quant.observed import Observed, Observer, Run, Squares, Substitute, run
@@ -70,7 +72,8 @@ def calibrate(
         batches: what the model is called with: tensors, sequences of arguments, or mappings of them.
         method: ``"absmax"``, ``"percentile"``, ``"smoothquant"``, ``"awq"`` or ``"gptq"`` (this module's docstring).
         format, group_size, filter_fn, embeddings: as of ``quantize_``.
-        activation: as of ``quantize_``; by default ``"int8"`` for the methods that find scales of activations.
+        activation: as of ``quantize_``; by default ``"int8"`` for the methods that find scales of activations, or
+            ``"fp8_e4m3"`` where a weight's codes are numbers of that kind alone.
         percentile: of ``"percentile"``, in percent.
         sequential: whether ``"gptq"`` runs the model again for each set of weights that multiply the same tensors. With
             False it does so only for as many as memory asks for.
@@ -79,21 +82,33 @@ def calibrate(
         the report of ``quantize_``, with what was migrated.
 
     Raises:
-        FormatError: there is no such method, no batch, no weight to quantise, or none of them is seen. Whatever is
-            raised, by a batch too, the model is then unchanged.
+        FormatError: there is no such method, no batch, no weight to quantise, or none of them is seen or has a format
+            of the method. Whatever is raised, by a batch too, the model is then unchanged.
     """
     if method not in METHODS:
         raise FormatError(f"unknown method {method!r}; expected one of {', '.join(map(repr, METHODS))}")
     if not 0 < percentile <= 100:
         raise FormatError(f"percentile {percentile!r}; expected a number above 0 and up to 100")
-    kinds = "int8" if activation is None and method in STATIC else activation
-    planned = plan(model, format, group_size, filter_fn, kinds, embeddings)
+    planned = plan(model, format, group_size, filter_fn, activation, embeddings)
     if not planned.jobs:
         raise FormatError(f"calibrate finds no weight to quantise: {_why_none(planned)}")
+    if activation is None and method in STATIC:
+        planned = replace(planned, jobs=tuple(_with_activation(job, method) for job in planned.jobs))
+    reasons = [why_not(job.row) for job in planned.jobs] if method == "gptq" else [None]
+    if reasons[0] is not None and all(reasons):
+        raise FormatError(reasons[0])
     with progress.line(f"calibrating by {method}") as say:
         calibration = _Calibration(model, list(batches), planned.jobs, method, percentile, say)
         calibration.observe()
         made, refused = calibration.quantised(sequential)
+    if calibration.zeros:
+        warnings.warn(
+            f"{method} finds no scale of what {', '.join(calibration.zeros[:3])}"
+            f"{' and more' if len(calibration.zeros) > 3 else ''} multiply, which is 0 in the batches, or nearly "
+            "all of it: each row has a scale of its own",
+            FallbackWarning,
+            stacklevel=2,
+        )
     for job, why in refused:
         if calibration.factors.concerns(job):
             raise FormatError(
@@ -124,6 +139,7 @@ class _Calibration:
         self.percentile, self.say = percentile, say
         self.observed: dict[int, Observed] = {}
         self.factors = Factors()
+        self.zeros: list[str] = []
 
     def observe(self) -> None:
         """Runs the batches, and observes what weights multiply.
@@ -142,8 +158,8 @@ class _Calibration:
         unseen = [job.names[0] for job in self.jobs if not self.observed[id(job.weight)].rows]
         if len(unseen) == len(self.jobs):
             raise FormatError(
-                f"the batches reach no product of {', '.join(unseen[:3]) or 'a weight'}: the model has to call "
-                "F.linear in eager torch; kernels of functions that jitgen.jit decorates are not seen"
+                f"the batches bring no rows to a product of {', '.join(unseen[:3]) or 'a weight'}: the model has to "
+                "call F.linear in eager torch; kernels of functions that jitgen.jit decorates are not seen"
             )
         if unseen:
             warnings.warn(
@@ -247,6 +263,9 @@ class _Calibration:
             return made
         assert observed.largest is not None
         most = float(observed.largest.max()) if self.method == "absmax" else observed.percentile(self.percentile)
+        if not most:
+            self.zeros.append(job.names[0])
+            return made
         return made.with_input_scale(max(most / kind_of(job.kind).largest, SMALLEST_SCALE))
 
 
@@ -257,6 +276,21 @@ def _why_none(planned: Plan) -> str:
     more = f", and {len(planned.skipped) - 3} more" if len(planned.skipped) > 3 else ""
     patterns = [f"the pattern {pattern!r} matches no layer" for pattern in planned.unmatched]
     return "; ".join([*patterns, *(f"{layer.name}: {layer.reason}" for layer in planned.skipped[:3])]) + more
+
+
+def _with_activation(job: Job, method: str) -> Job:
+    """Returns ``job`` with the first kind of activations that its weight's codes are numbers of.
+
+    Raises:
+        FormatError: there is none.
+    """
+    for kind in ("int8", "fp8_e4m3"):
+        with suppress(FormatError):
+            return replace(job, kind=check_activation(kind, job.row, job.group_size))
+    raise FormatError(
+        f"{method} finds scales of activations, and not all codes of {job.row.name} are int8 or float8_e4m3fn, which "
+        "products multiply; take another format or another method"
+    )
 
 
 def _is_made(job: Job) -> bool:

@@ -40,6 +40,14 @@ ROWS = 256
 """Rows whose scales are fitted at once, each a system of as many equations as it has groups."""
 
 
+def why_not(format: Format) -> str | None:
+    """Returns why errors of ``format`` are not fed back; None if they are."""
+    code = format.code
+    if isinstance(code, Integer) and code.step == 1 and format.zeros != "float" and format.scale_rows == 1:
+        return None
+    return f"gptq is for integers with a scale for each row or group, and not for {format.name}"
+
+
 def with_feedback(
     weight: torch.Tensor, products: torch.Tensor, format: Format, group_size: int | None, activation: str | None
 ) -> QTensor:
@@ -48,9 +56,10 @@ def with_feedback(
     Raises:
         FormatError: codes of ``format`` are no consecutive integers, or rows share scales; ``products`` are not finite.
     """
-    code = format.code
-    if not isinstance(code, Integer) or code.step != 1 or format.zeros == "float" or format.scale_rows != 1:
-        raise FormatError(f"gptq is for integers with a scale for each row or group, and not for {format.name}")
+    code, reason = format.code, why_not(format)
+    if reason is not None:
+        raise FormatError(reason)
+    assert isinstance(code, Integer)
     if not weight.numel():
         return quantize(weight, format.name, group_size, activation=activation)
     shape = (weight.shape[0], weight.shape[1])

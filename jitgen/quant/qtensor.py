@@ -251,7 +251,7 @@ class QTensor(torch.Tensor):
             raise FormatError(f"{self!r} leaves activations as they are; take .with_activation('int8') first")
         try:
             value = torch.as_tensor(scale, dtype=torch.float32, device=token.device)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise FormatError(f"a scale of activations is one number above 0, not {scale!r:.80}") from None
         if value.numel() != 1:
             raise FormatError(f"a scale of activations is one number, not a tensor of shape {tuple(value.shape)}")
@@ -268,10 +268,9 @@ class QTensor(torch.Tensor):
         if smoothing is None:
             return self._with_extra("smoothed", None) if self.smoothing is not None else self
         columns = self.token.weight_shape[1]
-        if smoothing.numel() != columns:
-            raise FormatError(
-                f"a factor for each of {columns} columns; a tensor of shape {tuple(smoothing.shape)} has others"
-            )
+        if not isinstance(smoothing, torch.Tensor) or smoothing.numel() != columns:
+            shape = f"a tensor of shape {tuple(smoothing.shape)}" if isinstance(smoothing, torch.Tensor) else smoothing
+            raise FormatError(f"a factor for each of {columns} columns is expected, in a tensor; got {shape!s:.80}")
         value = smoothing.detach().to(self.token.device, torch.float32).reshape(1, columns)
         return self._with_extra("smoothed", value.clone(memory_format=torch.contiguous_format))
 

@@ -104,6 +104,8 @@ def quantize(
     check_activation(activation, row, group_size, weight.shape[-1] if isinstance(weight, torch.Tensor) else None)
     if method == "hqq" and not row.zero_point:
         raise FormatError(f"hqq fits zero-points, and {row.name} has none; use a uint format, or another method")
+    if input_scale is not None and activation is None:
+        raise FormatError("input_scale is for activations that are quantised: pass activation='int8' or 'fp8_e4m3' too")
     target = layouts.find(layout or "portable").name
     _check(weight, row)
     experts = weight.shape[0] if weight.dim() == 3 else None

@@ -313,6 +313,38 @@ def test_batches_are_arguments_of_any_kind() -> None:
         assert made.unused.weight.input_scale is None
 
 
+@pytest.mark.parametrize(("method", "value"), [("absmax", 0.0), ("percentile", 2.0)])
+def test_activations_that_are_0_give_no_scale(method: str, value: float) -> None:
+    """Of one-hot rows the percentile is 0; a scale of next to nothing would make 0 of every later activation."""
+    made = nn.Sequential(nn.Linear(2000, 8))
+    x = torch.zeros(16, 2000)
+    x[torch.arange(16), torch.arange(16) * 7] = value
+    plain = made(x + 1)
+    with pytest.warns(FallbackWarning, match=f"{method} finds no scale of what 0 multiply"):
+        jitgen.calibrate(made, [x], method)
+    assert (made[0].weight.activation, made[0].weight.input_scale) == ("int8", None)
+    assert (made(x + 1) - plain).norm() <= 0.03 * plain.norm()
+
+
+@pytest.mark.parametrize(("format", "kind"), [("uint4", "int8"), ("fp8_e4m3", "fp8_e4m3"), ("mxfp4", "fp8_e4m3")])
+def test_the_kind_of_activations_follows_the_codes(format: str, kind: str) -> None:
+    made = nn.Sequential(nn.Linear(64, 8))
+    jitgen.calibrate(made, [torch.randn(9, 64)], "absmax", format=format)
+    assert made[0].weight.activation == kind
+    assert made[0].weight.input_scale is not None
+
+
+def test_a_format_that_a_method_has_nothing_for_is_refused() -> None:
+    made, data = nn.Sequential(nn.Linear(64, 8)), [torch.randn(9, 64)]
+    with pytest.raises(FormatError, match="absmax finds scales of activations, and not all codes of nf4"):
+        jitgen.calibrate(made, data, "absmax", format="nf4")
+    with pytest.raises(FormatError, match="gptq is for integers"):
+        jitgen.calibrate(made, data, "gptq", format="fp8_e4m3")
+    with pytest.raises(FormatError, match="bring no rows"):
+        jitgen.calibrate(made, [torch.zeros(0, 64)])
+    assert type(made[0].weight) is nn.Parameter
+
+
 def test_what_is_refused_leaves_the_model_as_it_was() -> None:
     made = nn.Sequential(nn.Linear(32, 8))
     x = torch.randn(4, 32)

@@ -62,6 +62,29 @@ def test_what_a_linear_refuses_is_refused() -> None:
         jitgen.jit(lambda x: layer(x) * 2)(torch.ones(2, 32))
 
 
+def test_a_trained_layer_is_quantised_as_a_linear() -> None:
+    model = nn.Sequential(nn.Linear(48, 33))
+    convert_linears(model)
+    x = torch.randn(5, 48)
+    jitgen.quantize_(model, "fp8_e4m3", activation="fp8_e4m3")
+    weight, bias = model[0].weight, model[0].bias
+    assert isinstance(weight, jitgen.QTensor)
+    with torch.no_grad():
+        wanted = rounded(x, torch.float8_e4m3fn, True) @ weight.dequantize(torch.float64).T + bias.double()
+        assert_near(model(x), wanted)
+
+
+def test_functional_gradients_are_those_of_autograd() -> None:
+    layer, x = Float8Linear(16, 8), torch.randn(3, 16)
+
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"weight": weight}, (x,)).square().sum()
+
+    loss(layer.weight).backward()
+    assert layer.weight.grad is not None
+    assert torch.equal(torch.func.grad(loss)(layer.weight.detach()), layer.weight.grad)
+
+
 def test_training_reaches_the_loss_of_floats() -> None:
     def loss_after(convert: bool) -> float:
         torch.manual_seed(0)

@@ -167,8 +167,9 @@ def test_columns_of_activations_are_multiplied_first(
 
 def test_bad_factors_of_columns_are_refused() -> None:
     weight = jitgen.quantize(torch.randn(32, 64), "int8", activation="int8")
-    with pytest.raises(FormatError, match="a factor for each of 64 columns"):
-        weight.with_smoothing(torch.ones(32))
+    for other in (torch.ones(32), 2.0):
+        with pytest.raises(FormatError, match="a factor for each of 64 columns"):
+            weight.with_smoothing(other)  # type: ignore[arg-type]
     for value in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(FormatError, match="factors"):
             weight.with_smoothing(torch.ones(64).index_fill(0, torch.tensor([5]), value))
@@ -179,11 +180,15 @@ def test_bad_scales_of_activations_are_refused() -> None:
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(FormatError, match="scale"):
             jitgen.quantize(weight, "int8", activation="int8", input_scale=scale)
-    for several in (torch.ones(2), "1.0"):
+    for several in (torch.ones(2), "1.0", 10**400):
         with pytest.raises(FormatError, match="one number"):
             jitgen.quantize(weight, "int8", activation="int8", input_scale=several)  # type: ignore[arg-type]
-    with pytest.raises(FormatError, match="leaves activations as they are"):
+    with pytest.raises(FormatError, match="pass activation="):
         jitgen.quantize(weight, "int8", input_scale=0.1)
+    with pytest.raises(FormatError, match="leaves activations as they are"):
+        jitgen.quantize(weight, "int8").with_input_scale(0.1)
+    with pytest.raises(FormatError, match="unknown activation"):
+        jitgen.quantize(weight, "int8", activation=["int8"])  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="no multiple of it"):
         jitgen.quantize(weight, "int8", activation="int8.block128")
     with pytest.raises(FormatError, match="a scale for each block"):
