@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
-from jitgen.ir.graph import Node, Shape
-from jitgen.trace.movement import dimension, flatten, narrowed, squeezed, unsqueeze
+from jitgen.ir.graph import Node, Shape, one_along
+from jitgen.trace.movement import dimension, flatten, narrowed, squeezed, unsqueeze, view
 from jitgen.trace.numbers import unwrap
 from jitgen.trace.selection import where
 from jitgen.trace.table import row
-from jitgen.trace.typing import broadcast_shapes, compare, expand, filled, operand, pointwise
+from jitgen.trace.typing import broadcast_shapes, compare, expand, filled, is_float, operand, pointwise
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -39,10 +39,19 @@ def gathered(trace: Trace, source: Node, indices: Sequence[Node], coordinates: S
     for dim, coordinate in enumerate(coordinates):
         if coordinate < 0 and not trace.guards.at_least(source.shape[dim], 1):
             if trace.guards.equal(symbols.product(shape), 0):
-                return filled(trace, operand(trace, 0, source.dtype), tuple(shape))
+                return filled(trace, _sum_of_none(trace, source), tuple(shape))
             raise IndexError(f"dimension {dim} has no elements to index")
     operands = [expand(trace, trace.cast(index, "int64"), shape) for index in indices]
     return trace.make("gather", (source, *operands), source.dtype, shape, tuple(coordinates))
+
+
+def _sum_of_none(trace: Trace, source: Node) -> Node:
+    """Returns 0, as the sum of ``source``, which has no elements, where a gradient is to reach it."""
+    if not (trace.differentiable and is_float(source)):
+        return operand(trace, 0, source.dtype)
+    dims = tuple(range(len(source.shape)))
+    total = trace.make("reduce", (source,), source.dtype, one_along(source.shape, dims), ("sum", dims))
+    return view(trace, total, ("reshape",), ())
 
 
 def from_end(trace: Trace, index: Node, size: Any) -> Node:

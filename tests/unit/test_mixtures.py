@@ -143,7 +143,7 @@ def mixed(x: Any, router: Any, up: Any, down: Any) -> Any:
     gate, value = torch._grouped_mm(x[order // 2], up.transpose(-2, -1), ends).chunk(2, -1)
     rows = torch._grouped_mm(F.silu(gate) * value, down.transpose(-2, -1), ends) * weights[order].unsqueeze(-1)
     back = torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0]))
-    return rows[back].view(x.shape[0], 2, -1).sum(1)
+    return rows[back].view(x.shape[0], 2, x.shape[1]).sum(1)
 
 
 def looped(x: torch.Tensor, router: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -156,6 +156,19 @@ def looped(x: torch.Tensor, router: torch.Tensor, up: torch.Tensor, down: torch.
         share = (weights * (chosen == expert)).sum(-1, keepdim=True)
         result = result + F.linear(F.silu(gate) * value, down[expert]) * share
     return result
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_every_weight_has_a_gradient(tokens: int) -> None:
+    """Of no tokens gradients are zeros, as in torch: what waits for those of all weights would wait for ever."""
+    weights = [torch.randn(size, requires_grad=True) for size in ((tokens, 16), (6, 16), (6, 32, 16), (6, 16, 16))]
+    jitgen.jit(mixed)(*weights).sum().backward()
+    exact = [weight.detach().double().requires_grad_() for weight in weights]
+    looped(*exact).sum().backward()
+    for weight, wanted in zip(weights, exact, strict=True):
+        assert weight.grad is not None
+        assert wanted.grad is not None
+        torch.testing.assert_close(weight.grad.double(), wanted.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_a_mixture_is_trained() -> None:
