@@ -141,49 +141,69 @@ struct QuantizedKernel {
 
   // ------------------------------------------------------------------------------------------------------- producer
 
+  // Starts the copy of a chunk of x into a stage.
+  JITGEN_DEVICE void copy_x(const TilePlace& tile, int chunk, int stage) const {
+#pragma unroll
+    for (int i = 0; i < Shape::boxes; ++i) {
+      const uint32_t to = base + stage * Shape::x_bytes + i * (Config::tokens * 128);
+      const int column = (chunk * Shape::boxes + i) * (128 / Shape::item);
+      if constexpr (Config::multicast > 1) {
+        constexpr int share = Config::tokens / Config::multicast, all = (1 << Config::multicast) - 1;
+        copy_box_multicast(to + rank * share * 128, x, column, tile.row + rank * share, full(stage), all);
+      } else {
+        copy_box(to, x, column, tile.row, full(stage));
+      }
+    }
+  }
+  // Starts the copy of a chunk of all contractions' codes into a stage.
+  JITGEN_DEVICE void copy_codes(const TilePlace& tile, const Region& region, int matrix, int chunk, int stage) const {
+    const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
+#pragma unroll
+    for (int c = 0; c < contractions; ++c) {
+      constexpr int words = Shape::box_bytes / 4, share = Shape::contraction_tiles * Shape::box_bytes;
+      const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + c * share;
+      const int at = tiles_before(matrix, c) + tile.column / 16;
+#pragma unroll
+      for (int i = 0; i < Shape::code_boxes; ++i) {
+        const int column = (chunk * Shape::code_boxes + i) * words;
+        copy_box(to + i * (contractions * share), *region.codes[c], column, at, full(stage), policy);
+      }
+    }
+  }
+
   // Called by two warps. A thread of the first starts the copies of x and the codes; the second copies scales and
-  // zero-points.
-  JITGEN_DEVICE void produce(TilePlace tile, int matrix, int first, int last, Ring& ring) const {
+  // zero-points. `early`: whether the kernel ahead may still compute x, so that this is the block's first tile. Its
+  // first codes, which no kernel writes, are asked for before x can be.
+  JITGEN_DEVICE void produce(const TilePlace& tile, int matrix, int first, int last, Ring& ring, bool early) const {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const Region region = weights_at(tile, matrix);
     int chunk = begin(tile, first, last);
+    const auto after = [&](int number) { return number + 1 == last ? first : number + 1; };
     if (warp == 0 && lane == 0) {
-      const uint64_t policy = row_tiles == 1 ? evict_first : keep_normal;
       const int copied = Config::trimmed ? smaller(rows, Config::tokens) : Config::tokens;
       const int bytes = copied * (128 * Shape::boxes) + Shape::code_bytes;
+      const int asked = early ? smaller(last - first, Config::stages) : 0;
+      int ahead = chunk;
 #pragma unroll 1
-      for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
-        const int stage = ring.stage;
-        barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
+      for (int stage = 0; stage < asked; ++stage, ahead = after(ahead)) {
         barrier_arrive_expect(full(stage), bytes);
-#pragma unroll
-        for (int i = 0; i < Shape::boxes; ++i) {
-          const uint32_t to = base + stage * Shape::x_bytes + i * (Config::tokens * 128);
-          const int column = (chunk * Shape::boxes + i) * (128 / Shape::item);
-          if constexpr (Config::multicast > 1) {
-            constexpr int share = Config::tokens / Config::multicast, all = (1 << Config::multicast) - 1;
-            copy_box_multicast(to + rank * share * 128, x, column, tile.row + rank * share, full(stage), all);
-          } else {
-            copy_box(to, x, column, tile.row, full(stage));
-          }
+        copy_codes(tile, region, matrix, ahead, stage);
+      }
+      if (early) previous_kernel_wait();
+#pragma unroll 1
+      for (int number = 0; number < last - first; ++number, ring.next(), chunk = after(chunk)) {
+        if (number >= asked) {
+          barrier_wait_in_place(empty(ring.stage), ring.phase ^ 1, "empty");
+          barrier_arrive_expect(full(ring.stage), bytes);
         }
-#pragma unroll
-        for (int c = 0; c < contractions; ++c) {
-          constexpr int words = Shape::box_bytes / 4, share = Shape::contraction_tiles * Shape::box_bytes;
-          const uint32_t to = base + Shape::codes_at + stage * Shape::code_bytes + c * share;
-          const int at = tiles_before(matrix, c) + tile.column / 16;
-#pragma unroll
-          for (int i = 0; i < Shape::code_boxes; ++i) {
-            const int column = (chunk * Shape::code_boxes + i) * words;
-            copy_box(to + i * (contractions * share), *region.codes[c], column, at, full(stage), policy);
-          }
-        }
+        copy_x(tile, chunk, ring.stage);
+        if (number >= asked) copy_codes(tile, region, matrix, chunk, ring.stage);
       }
     } else if (Shape::side_bytes > 0 && warp == 1) {
       const int first_tile = tile.column / 16;
       const int live = smaller(contraction_tiles, (region.columns + 15) / 16 - first_tile);
 #pragma unroll 1
-      for (int left = last - first; left > 0; --left, ring.next(), chunk = chunk + 1 == last ? first : chunk + 1) {
+      for (int left = last - first; left > 0; --left, ring.next(), chunk = after(chunk)) {
         const int stage = ring.stage;
         barrier_wait_in_place(empty(stage), ring.phase ^ 1, "empty");
         copy_side(region, first_tile, live, chunk, base + Shape::side_at + stage * Shape::side_bytes);
@@ -415,11 +435,11 @@ struct QuantizedKernel {
     TileWalk<Config::most_splits, Config::multicast> walk(items, splits);
     if (threadIdx.x >= Shape::consumers) {
       registers_deal<Config::warpgroups, Config::resident, true>();
-      for (; walk.item < items; walk.next()) {
+      for (bool early = !Batch::grouped; walk.item < items; walk.next(), early = false) {
         TilePlace tile = place(walk.item, column_tiles);
         const int matrix = matrix_of<Config::tokens, 1>(batch, tile, 0, rows).number;
         const int begin = walk.split() ? from : range.first(walk.item), end = walk.split() ? to : range.last(walk.item);
-        produce(tile, matrix, begin, has_weights(matrix) ? end : begin, ring);
+        produce(tile, matrix, begin, has_weights(matrix) ? end : begin, ring, early);
         if (walk.split()) {
           __syncwarp();
           cluster_sync("sums of the cluster's blocks");
@@ -429,6 +449,7 @@ struct QuantizedKernel {
       __syncwarp();
     } else {
       registers_deal<Config::warpgroups, Config::resident, false>();
+      previous_kernel_wait();  // which may read what the epilogue writes, or compute what it reads
       for (; walk.item < items; walk.next()) {
         TilePlace tile = place(walk.item, column_tiles);
         const MatrixRows matrix = matrix_of<Config::tokens, 1>(batch, tile, 0, rows);
@@ -470,8 +491,8 @@ JITGEN_DEVICE void gemm_wgmma_quantized(
   }
   // All blocks of this kernel are resident already, so blocks of the next one cannot delay them.
   next_kernel_may_start();
-  previous_kernel_wait();
   if constexpr (Batch::grouped) {
+    previous_kernel_wait();
     kernel.row_tiles = batch.template tiles<Config::tokens>(rows);
   }
   kernel.work();
