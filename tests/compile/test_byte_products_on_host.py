@@ -6,14 +6,19 @@ seen here.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import jitgen
 from jitgen import _data
 from jitgen.compilers import host
+from jitgen.families.gemm import stream_tiles, wgmma_tiles
+from jitgen.families.gemm.mainloops import MmaQuantized, WgmmaQuantized
 from tests.compile.test_formats_on_host import host_headers
 from tests.cuda_on_host import run
 
@@ -77,6 +82,29 @@ def test_sums_of_a_long_k_keep_their_bits(sizes: tuple[int, int, int]) -> None:
     x, w = (torch.rand(rows, k).to(E4M3) for rows in (m, n))
     assert _error(_product(x, w), x, w) < ONE_SIGN_ERROR
     assert _error(_product(x, w, promoted=False), x, w) > 8 * ONE_SIGN_ERROR
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 40), (7, 24), (11, 72)])
+@pytest.mark.parametrize(
+    ("format", "group", "length"),
+    [("int4", 128, 640), ("uint4", 64, 576), ("int4", 32, 352), ("uint4", None, 1040), ("int4", None, 528)],
+)
+def test_weights_of_four_bits(
+    rows: int, columns: int, format: str, group: int | None, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They meet int8 activations. The last chunk of K is half of one, or less, but for groups of 128."""
+    torch.manual_seed(rows + length)
+    tiles = MmaQuantized(next(tokens for tokens in (1, 8, 16) if rows <= tokens), 2, 1, 2, 2)
+    monkeypatch.setattr(stream_tiles, "candidates", lambda *_: [tiles])
+    monkeypatch.setattr(wgmma_tiles, "candidates", lambda *_: [WgmmaQuantized(64, 2, 1, 2, stages=8)])
+    monkeypatch.setattr(wgmma_tiles, "cost", lambda *_: math.inf)
+    x = torch.randn(rows, length, dtype=torch.bfloat16)
+    weight = jitgen.quantize(torch.randn(columns, length), format, group, activation="int8")
+    (found,) = run(F.linear, x, weight, target="sm_90a", headers=headers_of_bytes())
+    step = (x.float().abs().amax(-1, keepdim=True) * (1 / 127)).to(torch.float32)
+    exact = ((x.float() * (1 / step)).round().double() * step) @ weight.dequantize(torch.float64).T
+    assert (found.double() - exact).norm() <= 2**-8 * exact.norm()  # the product is rounded to bfloat16
 
 
 @pytest.mark.parametrize("kinds", [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)], ids=str)

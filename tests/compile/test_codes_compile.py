@@ -76,7 +76,7 @@ KERNELS: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "int8": (codes(M, torch.int8), "sm_90a", r"IGMMA\.64x\d+x32\.S8\.S8"),
     "blocks": ((blocks, codes(M, E4M3)[1], SCALES[0], codes(M, E4M3)[2], SCALES[1]), "sm_90a", r"QGMMA"),
     "4 bits": (low_bits(M), "sm_90a", r"IGMMA\.64x\d+x32\.S8\.S8"),
-    "4 bits, few rows": (low_bits(7), "sm_90a", r"IGMMA"),
+    "4 bits, few rows": (low_bits(7), "sm_90a", r"IMMA\.16832\.S8\.S8"),
     "int8, few rows": (codes(7, torch.int8), "sm_80", r"IMMA\.16832\.S8\.S8"),
     "int8 elsewhere": (codes(M, torch.int8), "sm_80", r"IMMA\.16832\.S8\.S8"),
     "float8 elsewhere": (codes(M, E4M3), "sm_89", r"QMMA\.16832\.F32\.E4M3\.E4M3"),

@@ -148,6 +148,16 @@ def test_dense_weights_are_read_after_the_wait(rows: int, length: int, turned: b
         assert "ld.global.nc" not in entry
 
 
+@pytest.mark.parametrize(("format", "rows", "copy"), [("int8", 7, PREFETCH), ("int4", 100, "cp.async.bulk.tensor")])
+def test_weights_are_asked_for_while_activations_are_quantised(format: str, rows: int, copy: str) -> None:
+    """Those that a kernel may have written come into the L2 cache, those of 4 bits into shared memory."""
+    weight = TensorSpec((4096, 4096), torch.bfloat16, format=format, activation="int8")
+    low = jitgen.jit(F.linear).lower(TensorSpec((rows, 4096), torch.bfloat16), weight, target="sm_90a", backend="cuda")
+    product = low.compile().asm["ptx"].split(".entry")[-1]
+    *before, _ = product.split("griddepcontrol.wait")
+    assert any(copy in part for part in before)
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_there_is_no_wait_where_launches_do_not_overlap(backend: str) -> None:
     text = ptx(*FUNCTIONS["rows of a block"], "sm_80", backend)

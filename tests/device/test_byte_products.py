@@ -295,6 +295,10 @@ def test_scales_that_are_powers_of_two_or_bounded(format: str, group: int | None
 def test_int8_activations_of_4_bit_weights(format: str, group: int | None) -> None:
     for m, n, k in (
         (1, 48, 128),
+        (1, 2064, 4160),
+        (2, 400, 1088),  # whose last 128 columns are half of them
+        (7, 1000, 528),
+        (12, 144, 14336),
         (16, 80, 4096),
         (33, 272, 1152),
         (100, 520, 448),

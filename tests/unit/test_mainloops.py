@@ -18,6 +18,7 @@ from jitgen.families.gemm.mainloops import (
     Dense,
     DenseBytes,
     MmaBytes,
+    MmaCodes,
     MmaColumns,
     MmaQuantized,
     MmaRows,
@@ -46,6 +47,7 @@ CHOSEN: list[tuple[type, int, str, str | None, bool, str]] = [
     (StreamOuter, 1, "float32", None, True, "sm_80"),
     (Simt, 64, "float32", None, False, "sm_80"),
     (MmaBytes, 1, "int8", None, False, "sm_90a"),
+    (MmaCodes, 1, "int8", "int4", False, "sm_90a"),
     (DenseBytes, 64, "int8", None, True, "sm_90a"),
     (WgmmaBytes, 24, "int8", None, False, "sm_90a"),
     (WgmmaQuantized, 24, "bfloat16", "int4", False, "sm_90a"),
@@ -59,14 +61,16 @@ CHOSEN: list[tuple[type, int, str, str | None, bool, str]] = [
 
 
 def schedule_of(rows: int, dtype: str, format: str | None, transposed: bool, target: str, **options: Any) -> Any:
-    element = getattr(torch, dtype)
+    activation = dtype if format and dtype == "int8" else None  # which the call quantises
+    element = torch.bfloat16 if activation else getattr(torch, dtype)
     shape = (4096, 1024) if transposed else (1024, 4096)
-    weight = jitgen.TensorSpec(shape, element, format=format, group_size=128 if format else None)
+    group = 128 if format else None
+    weight = jitgen.TensorSpec(shape, element, format=format, group_size=group, activation=activation)
     function = (lambda x, w: x @ w) if transposed else (lambda x, w: F.linear(x, w))
     backend = {"x": "cpp", "s": "cuda", "g": "triton"}[target[0]]
     run, x = jitgen.jit(function, **options), jitgen.TensorSpec((rows, 4096), element)
     low = run.lower(x, weight, target=target, backend=backend)
-    return low.lowered.schedules[0]
+    return low.lowered.schedules[-1 if activation else 0]  # after what quantises
 
 
 @pytest.mark.parametrize(("cls", "rows", "dtype", "format", "transposed", "target"), CHOSEN, ids=lambda v: str(v))

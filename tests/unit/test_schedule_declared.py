@@ -15,6 +15,7 @@ from jitgen.families.attention.forward.decode import DecodeSchedule
 from jitgen.families.gemm.mainloops import (
     SCHEDULES,
     Dense,
+    MmaCodes,
     MmaColumns,
     MmaQuantized,
     MmaRows,
@@ -131,7 +132,7 @@ def test_members_are_complete_and_no_others() -> None:
 
 
 HEADERS = [
-    *((each, "gemm/include/jitgen/gemm_mma.cuh") for each in (MmaQuantized, MmaRows, MmaColumns)),
+    *((each, "gemm/include/jitgen/gemm_mma.cuh") for each in (MmaQuantized, MmaCodes, MmaRows, MmaColumns)),
     *((each, "gemm/include/jitgen/gemm_stream.cuh") for each in (Stream, StreamOuter)),
     (Dense, "gemm/include/jitgen/gemm_dense.cuh"),
     (Simt, "gemm/include/jitgen/gemm_simt.cuh"),

@@ -185,6 +185,18 @@ class MmaQuantized(MmaMainloop):
 
 
 @dataclass(frozen=True)
+class MmaCodes(MmaQuantized):
+    """Schedules 4-bit weights that meet an activation of int8 codes by ``gemm_mma.cuh``, which takes pairs of codes for
+    elements."""
+
+    path: ClassVar[str] = "codes"
+
+    @property
+    def block_k(self) -> int:
+        return 2 * CHUNK * self.warps_k
+
+
+@dataclass(frozen=True)
 class MmaRows(MmaMainloop):
     """Schedules 16-bit weights that are contiguous along K by ``gemm_mma.cuh``."""
 

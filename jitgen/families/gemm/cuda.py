@@ -25,6 +25,7 @@ from jitgen.families.gemm.mainloops import (
     Dense,
     GemmSchedule,
     MmaBytes,
+    MmaCodes,
     MmaMainloop,
     MmaQuantized,
     MmaRows,
@@ -80,7 +81,7 @@ def build(
     return {
         "maps": [],
         "index": "int64_t" if schedule.wide else "int32_t",
-        "length": "params.k / 2" if isinstance(schedule, MmaBytes) else "params.k",
+        "length": "params.k / 2" if isinstance(schedule, MmaBytes | MmaCodes) else "params.k",
         "runs": regions[0]["run"] if regions[0]["run"] > 1 else 0,
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ()), *((GROUPS_HEADER,) if grouped else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
@@ -173,6 +174,7 @@ WGMMA_BYTES_HEADER = "jitgen/wgmma_bytes.cuh"
 
 _MAINLOOPS = {
     "mma": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_quant.cuh", "jitgen/gemm_mma.cuh")),
+    "codes": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_mma_codes.cuh", "jitgen/gemm_mma.cuh")),
     "rows": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
     "bytes": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
     "columns": _Mainloop("mma", "MmaShared<Config0>", ("jitgen/gemm_rows.cuh", "jitgen/gemm_mma.cuh")),
@@ -218,8 +220,8 @@ def _activation(product: ContractionContext, path: str) -> str:
     if product.x is None:
         return "jitgen::SimtComputed<Activation>{activation}" if path == "simt" else "activation"
     x = product.x
-    if path == "bytes":
-        pair = _bytes(product, "BytePair")
+    if path in ("bytes", "codes"):
+        pair = _bytes(product, "BytePair") if path == "bytes" else _times_codes(product, "BytePair")
         pointer = f"reinterpret_cast<const {pair}*>({x.pointer})"
         return f"jitgen::StoredActivation<{_list(pair, x.unit // 2)}>{{{pointer}, {x.own[0]} / 2, 1}}"
     vector = x.unit if path == "dense" or x.kind in ("k", "repeated") else 1
@@ -335,11 +337,11 @@ def _bytes(product: ContractionContext, name: str = "Bytes") -> str:
     return f"jitgen::{name}<{product.x.storage}, {product.weight[0].storage}>"
 
 
-def _times_codes(product: ContractionContext) -> str:
+def _times_codes(product: ContractionContext, name: str = "Bytes") -> str:
     """Returns the Element of a quantised weight's product: the type of x, or a pair of codes."""
     assert product.x is not None
     storage = product.x.storage
-    return storage if item_size(product.x.dtype) > 1 else f"jitgen::Bytes<{storage}, {storage}>"
+    return storage if item_size(product.x.dtype) > 1 else f"jitgen::{name}<{storage}, {storage}>"
 
 
 def _block_scales(products_of_region: Sequence[ContractionContext], products: GemmContext) -> str:
@@ -513,7 +515,8 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> 
     storage = first.x.storage if first.x is not None else CUDA.storage_types[dtype]
     if isinstance(schedule, MmaMainloop) and format is not None:
         sums = _biased(format, first.contraction.group_size) and dtype == "bfloat16" and schedule.tokens <= SUMS_TOKENS
-        return [], schedule.members(sums=sums), _quantised(first, storage)
+        weight = _codes(first) if isinstance(schedule, MmaCodes) else _quantised(first, storage)
+        return [], schedule.members(sums=sums), weight
     if isinstance(schedule, MmaMainloop):
         kind = "DenseRows" if isinstance(schedule, MmaRows) else "DenseColumns"
         of_bytes = isinstance(schedule, MmaBytes)
@@ -562,6 +565,13 @@ def _quantised(product: ContractionContext, element: str) -> str:
     return f"jitgen::QuantWeight<{_list(*values)}>"
 
 
+def _codes(product: ContractionContext) -> str:
+    """Returns the type of 4-bit codes that meet codes, in the mainloop of mma.sync."""
+    format = formats.find(product.contraction.format or "")
+    values = (format.zero_point, product.weight[1].storage, product.contraction.group_size or 0)
+    return f"jitgen::CodeWeight<{_list(*values)}>"
+
+
 def _weight(product: ContractionContext, region: GemmRegion, path: str) -> str:
     """Prints the initializer of a weight, from the kernel's parameters."""
     if product.contraction.format is None:
@@ -579,6 +589,8 @@ def _weight(product: ContractionContext, region: GemmRegion, path: str) -> str:
         return f"{{{initializer}}}" if path == "simt" else initializer
     codes, scales, *zeros = (str(operand.pointer) for operand in product.weight)
     initializer = f"{{reinterpret_cast<const uint4*>({codes}), {scales}, {zeros[0] if zeros else 'nullptr'}}}"
+    if path == "codes":
+        return f"{{{initializer}, int(k)}}"
     return f"{{{initializer}}}" if path == "simt" else initializer
 
 

@@ -27,6 +27,7 @@ from jitgen.families.gemm.block_mainloops import (
     Dense,
     DenseBytes,
     MmaBytes,
+    MmaCodes,
     MmaColumns,
     MmaMainloop,
     MmaQuantized,
@@ -41,7 +42,7 @@ from jitgen.families.gemm.triton_mainloops import TritonMainloop, TritonSlices, 
 from jitgen.schedule.declared import DeclaredSchedule, Member, about, derived
 
 __all__ = ["CHUNK", "BlockMainloop", "Dense", "DenseBytes", "MmaBytes", "MmaColumns", "MmaMainloop", "MmaQuantized"]
-__all__ += ["CutlassTile", "MmaRows", "Simt", "multiplies_codes"]
+__all__ += ["CutlassTile", "MmaCodes", "MmaRows", "Simt", "multiplies_codes"]
 __all__ += ["Stream", "StreamOuter", "TritonMainloop", "TritonSlices", "TritonTokens", "TritonWeights"]
 
 WARPGROUP = 4
@@ -331,7 +332,8 @@ TritonSchedule = TritonTokens | TritonWeights | TritonSlices
 GemmSchedule = CppSchedule | BlockSchedule | WgmmaSchedule | TritonSchedule | CutlassTile
 """The schedule of a product."""
 SCHEDULES: tuple[type, ...] = (
-    *(CppTiles, CppDecoded, MmaQuantized, MmaRows, MmaBytes, MmaColumns, Dense, DenseBytes, Stream, StreamOuter, Simt),
+    *(CppTiles, CppDecoded, MmaQuantized, MmaCodes, MmaRows, MmaBytes, MmaColumns, Dense, DenseBytes),
+    *(Stream, StreamOuter, Simt),
     *(WgmmaQuantized, WgmmaDense, WgmmaBytes, WgmmaTilings, TritonTokens, TritonWeights, TritonSlices),
     CutlassTile,
 )

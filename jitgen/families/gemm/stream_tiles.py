@@ -83,6 +83,8 @@ class StreamWeights:
         quantized: whether weights are quantised.
         light: whether they take no more registers than 4-bit codes without zero-points for bfloat16.
         chip: whose multiprocessors, clusters and rates the model takes.
+        loads: accesses of 16 bytes by which a lane reads the codes of a row tile of a chunk, as the registers of a
+            thread go.
     """
 
     tiles: int
@@ -92,6 +94,7 @@ class StreamWeights:
     quantized: bool
     light: bool
     chip: Chip
+    loads: int = 1
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ def microseconds(
     latency = fit.latency / 2 * (2 / tiles.stages) ** fit.depth
     read = tiles.warps_k * min(rows / row_blocks, tokens) * CHUNK * 2
     sums = tiles.warps * row_tiles * 16 * 8 * eights
-    waves = list(_waves(most_blocks, _resident(tiles, fit, chip, shared_bytes)))
+    waves = list(_waves(most_blocks, _resident(tiles, fit, weights, shared_bytes)))
     time = fit.search if groups is not None and len(waves) > 1 else 0.0
     for together in waves:
         cycles = max(together * issue, alone), together * read / fit.token_bytes
@@ -264,12 +267,12 @@ def _waves(blocks: int, resident: int) -> Iterator[int]:
         blocks -= resident
 
 
-def _resident(tiles: MmaQuantized | MmaRows, fit: StreamFit, chip: Chip, shared_bytes: int) -> int:
+def _resident(tiles: MmaQuantized | MmaRows, fit: StreamFit, weights: StreamWeights, shared_bytes: int) -> int:
     """Returns how many blocks a multiprocessor holds at once."""
-    load = tiles.row_tiles * tiles.contractions * tiles.stages / 2
+    load = tiles.row_tiles * tiles.contractions * tiles.stages / 2 * weights.loads
     few, many = next((few, many) for most, few, many in fit.registers if tiles.tokens <= most)
     registers, threads = 64 if load <= few else 128 if load <= many else 255, 32 * tiles.warps
-    by_memory = chip.multiprocessor_shared_bytes // (shared_bytes + RESERVED_BYTES)
+    by_memory = weights.chip.multiprocessor_shared_bytes // (shared_bytes + RESERVED_BYTES)
     return max(1, min(MULTIPROCESSOR_THREADS // threads, REGISTERS // (registers * threads), by_memory))
 
 

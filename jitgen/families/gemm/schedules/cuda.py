@@ -6,6 +6,7 @@ path                    for                                       weights are re
 ``wgmma_quantized``     quantised weights, many rows, sm_90a      by tensor copies, decoded in registers
 ``wgmma_dense``         16-bit weights, many rows, sm_90a         by tensor copies, into shared memory
 ``mma``                 quantised weights otherwise               from global memory into mma.sync's fragments
+``codes``               4-bit weights, few rows of int8 codes     the same
 ``rows``, ``columns``   16-bit weights, few rows of x             the same; contiguous along K, or along N
 ``dense``               16-bit weights otherwise                  through shared memory (``gemm_dense.cuh``)
 ``stream``,             float32 and float64, few rows of x        from global memory into registers; contiguous
@@ -49,7 +50,7 @@ from jitgen.families.gemm.mainloops import (
 )
 from jitgen.families.gemm.schedule import MOST_ROWS, Problem
 from jitgen.families.gemm.schedules import cuda_streams
-from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, byte_rows, mma, prologue, rows, stream
+from jitgen.families.gemm.schedules.cuda_streams import STREAMED_ROWS, byte_rows, code_rows, mma, prologue, rows, stream
 from jitgen.families.gemm.stream_tiles import RESERVED_BYTES
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
@@ -114,7 +115,9 @@ def candidates(problem: Problem) -> Sequence[GemmSchedule]:
                 "a product of codes with 4-bit codes has a mainloop of tensor copies alone, which reads an activation "
                 "along K in rows that begin at multiples of 16 bytes"
             )
-        blocks = []
+        blocks = code_rows(problem)
+        if blocks and problem.rows <= MMA_ROWS:
+            tensor_maps = ()
     elif problem.contractions[0].blocks:
         if not tensor_maps:
             raise UnsupportedError(

@@ -19,6 +19,7 @@ from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import (
     BlockSchedule,
     MmaBytes,
+    MmaCodes,
     MmaColumns,
     MmaQuantized,
     MmaRows,
@@ -32,6 +33,7 @@ from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Decision
 from jitgen.kernel.operands import item_size
 from jitgen.quant import formats
+from jitgen.quant.codes import longest_exact_sum
 
 STREAMED_ROWS = 16
 """Rows of x up to which weights are streamed once and there is little else to do (H200, Llama 3 8B and 70B layers)."""
@@ -109,7 +111,9 @@ def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
     at most 16."""
     weights, shared_bytes = weights_of(problem), candidate.shared_bytes
     if isinstance(candidate, MmaBytes):
-        weights = replace(weights, length=weights.length // 2, bits=16)
+        weights = _in_pairs(weights)
+    elif isinstance(candidate, MmaCodes):
+        weights = replace(_in_pairs(weights), loads=2)
     if problem.uneven:
         return geometric_mean(
             stream_tiles.microseconds(candidate, groups.rows, weights, shared_bytes, groups)
@@ -202,10 +206,25 @@ def byte_rows(problem: Problem) -> Sequence[BlockSchedule]:
         return []
     if layout.operands[x] != "k" or layout.units[x] < 2:
         return []
-    weights = weights_of(problem)
-    pairs = replace(weights, length=weights.length // 2, bits=16)
+    pairs = _in_pairs(weights_of(problem))
     tilings = stream_tiles.candidates(_tokens(problem.rows), pairs, problem.device.has_clusters)
     return [MmaBytes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)}) for tiles in tilings]
+
+
+def code_rows(problem: Problem) -> Sequence[BlockSchedule]:
+    """Lists ``codes`` schedules: for few rows of x of int8 codes, and 4-bit weights, whose sums int32 holds; else
+    none."""
+    is_exact = problem.contractions[0].group_size or problem.length <= longest_exact_sum("int8", "int8")
+    if problem.rows > STREAMED_ROWS or problem.grouping or not is_exact:
+        return []
+    pairs = _in_pairs(weights_of(problem))
+    tilings = stream_tiles.candidates(_tokens(problem.rows), pairs, problem.device.has_clusters)
+    return [MmaCodes(**{field.name: getattr(tiles, field.name) for field in fields(tiles)}) for tiles in tilings]
+
+
+def _in_pairs(weights: StreamWeights) -> StreamWeights:
+    """Returns the facts of weights whose mainloop takes two of them for an element."""
+    return replace(weights, length=weights.length // 2, bits=2 * weights.bits)
 
 
 def stream(problem: Problem) -> Stream | StreamOuter | None:

@@ -6,7 +6,7 @@
 // warps_k groups of warps, and among the blocks of a cluster. Each group has `depth` chunks of 64 k's of the weights in
 // flight and two windows of x, and waits for no other group, so that a block of few tokens is little more than a stream
 // of 16-byte loads. Each group of a quantised weight is summed in float32, and its sum is scaled in float32. Products of
-// 8-bit floats are added up 128 at a time. The epilogue is called by gemm_epilogue.cuh.
+// 8-bit floats are added up 128 at a time, and those of integers are exact in int32. The epilogue is called by gemm_epilogue.cuh.
 #pragma once
 
 #include "jitgen/gemm_activation.cuh"
@@ -33,6 +33,15 @@ template <class Config>
 struct MmaBlock : Config {
   static constexpr int token_tiles = (Config::tokens + 7) / 8, rows = 16 * Config::row_tiles * Config::warps_n;
   static constexpr int threads = 32 * Config::warps_n * Config::warps_k;
+};
+
+template <bool first, class A, class B>
+struct Either {
+  using type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  using type = B;
 };
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -95,7 +104,8 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
                             const Weight (&weights)[Config::contractions], const Epilogue& epilogue, int m_block,
                             int n_block) {
   using Element = typename Weight::Element;
-  using Sum = typename SumType<Element>::type;
+  using Product = typename SumType<Element>::type;  // what tensor cores sum
+  using Sum = typename Weight::Sum;
   using Block = MmaBlock<Config>;
   using Shared = MmaShared<Config>;
   constexpr int C = Config::contractions, T = Block::token_tiles, R = Config::row_tiles, D = Config::depth;
@@ -120,7 +130,6 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   const int first = int(rank) * per_block + warp_k, last = smaller(int(rank + 1) * per_block, chunks);
   const int count = last > first ? (last - first + warps_k - 1) / warps_k : 0;
 
-  if constexpr (!Weight::constant) previous_kernel_wait();
   using Walk = typename Weight::template Walk<warps_k>;
   Walk walks[C][reads];
 #pragma unroll
@@ -130,6 +139,14 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
       const int tile = (n_block * Config::warps_n + warp_n) * R + r * own;
       walks[c][r].start(weights[c], own == 1 ? smaller(tile, last_tile) : tile, chunks, first, lane);
     }
+  }
+
+  if constexpr (!Weight::constant) {
+    // The kernel ahead may write the weights. Those that are read first are until then fetched into the L2 cache.
+    const int ahead = smaller(D * warps_k, per_block) * 64;
+#pragma unroll
+    for (int c = 0; c < C; ++c) weights[c].fetch_ahead(n0, Block::rows, int(rank) * per_block * 64, ahead);
+    previous_kernel_wait();
   }
 
   typename Weight::Codes codes[D][C][reads];
@@ -169,9 +186,10 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   const uint32_t row = Weight::token_of(lane) % Config::tokens;
   uint32_t at = ring + row * 128 + ((Weight::unit_of(lane) ^ row) << 4);
 
-  Sum acc[C][R][T][4];
+  using Total = typename Either<direct, Product, Sum>::type;
+  Total acc[C][R][T][4];
 #pragma unroll
-  for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = Sum(0);
+  for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = Total(0);
 
 #pragma unroll 1
   for (int base = 0; base < count; base += D) {
@@ -196,8 +214,8 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
             Weight::load_tokens(b[s][t], (from ^ ((part * (steps / 2) + s) * 64)) + (d * Shared::slot + t * 1024));
           }
         }
-        float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        float sum[T][4];  // the sum of x over the part; where the bias is constant, times minus the bias
+        Product zero[4] = {};
+        Product sum[T][4];  // the sum of x over the part; where the bias is constant, times minus the bias
         if constexpr (!exact) {
           constexpr bool biased = Weight::planes && !Weight::zero_points;  // x is multiplied by minus the bias at once
           constexpr uint32_t one = 0x3f803f80u;
@@ -224,7 +242,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
           for (int r = 0; r < R; ++r) {
             const auto& s = scales[Weight::group == 0 ? 0 : d][c][r / own];
             auto offset = Weight::offsets(s, by_step ? part * steps : part);
-            float product[T][4];
+            Product product[T][4];
             if constexpr (!exact && Weight::zero_points) {
               const float2 bias = Weight::bias(s, part);
 #pragma unroll
@@ -252,8 +270,8 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
                 const float2 scale = unpack_pair(s.scale[part * steps + step]);
 #pragma unroll
                 for (int i = 0; i < T * 4; ++i) {
-                  float& total = acc[c][r][i / 4][i % 4];
-                  total = __fmaf_rn(i % 4 < 2 ? scale.x : scale.y, product[i / 4][i % 4], total);
+                  Total& total = acc[c][r][i / 4][i % 4];
+                  total = __fmaf_rn(i % 4 < 2 ? scale.x : scale.y, float(product[i / 4][i % 4]), total);
                 }
               }
             }
@@ -263,7 +281,8 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
               for (int t = 0; t < T; ++t) {
 #pragma unroll
                 for (int q = 0; q < 4; ++q) {
-                  acc[c][r][t][q] = __fmaf_rn(q < 2 ? scale.x : scale.y, product[t][q], acc[c][r][t][q]);
+                  Total& total = acc[c][r][t][q];
+                  total = __fmaf_rn(q < 2 ? scale.x : scale.y, float(product[t][q]), total);
                 }
               }
             }
@@ -288,7 +307,8 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
     for (int r = 0; r < R; ++r) {
       float2 scale = {1.0f, 1.0f};
       if (Weight::group == 0) scale = unpack_pair(scales[0][c][r / own].scale[0]);
-      if constexpr (Weight::folded) scale.x = scale.y = Weight::shrunk;
+      scale.x *= Weight::shrunk;
+      scale.y *= Weight::shrunk;
       if constexpr (Weight::factored) {
         const int row = n0 + (warp_n * R + r) * 16 + lane / 4;
         scale.x *= weights[c].factor(row, last_tile + 1);
@@ -301,7 +321,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
           const int row = (warp_n * R + r / own * own) * 16 + Weight::row_of(lane, r % own, q / 2);
           Sum& sum = partial[Tile::place(warp_k, c, t * 8 + lane % 4 * 2 + q % 2, row)];
           if constexpr (is_floating<Sum>) {
-            sum = acc[c][r][t][q] * (q < 2 ? scale.x : scale.y);
+            sum = float(acc[c][r][t][q]) * (q < 2 ? scale.x : scale.y);
           } else {
             sum = acc[c][r][t][q];
           }

@@ -154,6 +154,7 @@ struct PlaneWords {
 template <class ElementType, int bits_, class Codes_, class Zero_, class Scale_, int group_, bool factored_>
 struct PlaneWeight {
   using Element = ElementType;
+  using Sum = float;  // of products times scales
   using Kind = Codes_;
   using Zero = Zero_;
   using Scale = Scale_;

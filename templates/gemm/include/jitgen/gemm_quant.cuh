@@ -27,6 +27,7 @@ struct PairType<float> {
 template <class ElementType, int bits_, bool zero_points_, class Scale_, int group_>
 struct QuantWeight {
   using Element = ElementType;
+  using Sum = float;  // of products times scales
   using Scale = Scale_;
   using Zero = uint8_t;
   using ZeroPair = uint16_t;
@@ -41,6 +42,7 @@ struct QuantWeight {
   static constexpr bool planes = false;    // whether codes are in bit planes (gemm_planes.cuh)
   static constexpr bool factored = false;  // whether a row has a factor besides its scales
   static constexpr bool folded = false;    // whether fragments have scaled weights (gemm_planes.cuh)
+  static constexpr float shrunk = 1.0f;    // the factor of the sums of what fragments have
   static constexpr int tiles = 1;         // tiles of 16 rows that a lane reads at once
   static constexpr bool constant = true;  // no kernel writes it, so it can be read before the preceding kernel ends
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : 2;  // scales of a row of a chunk

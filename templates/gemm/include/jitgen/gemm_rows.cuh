@@ -6,6 +6,7 @@
 // then reads sixteen contiguous bytes of x, and of a weight that is contiguous along k.
 #pragma once
 
+#include "jitgen/bytes.cuh"
 #include "jitgen/gemm_activation.cuh"
 
 namespace jitgen {
@@ -14,8 +15,9 @@ namespace jitgen {
 template <class ElementType, int tiles_, bool ragged_>
 struct DenseOperand {
   using Element = ElementType;
+  using Sum = typename SumType<Element>::type;
   static constexpr int bits = 16, group = 0, parts = 1, tiles = tiles_;
-  static constexpr float common_bias = 0.0f;
+  static constexpr float common_bias = 0.0f, shrunk = 1.0f;
   static constexpr bool zero_points = false, factored = false, folded = false, constant = false, ragged = ragged_;
 
   const Element* pointer;
@@ -44,6 +46,18 @@ template <class ElementType, bool ragged>
 struct DenseRows : DenseOperand<ElementType, 1, ragged> {
   using typename DenseOperand<ElementType, 1, ragged>::Scales;
   using typename DenseOperand<ElementType, 1, ragged>::Offsets;
+  using DenseOperand<ElementType, 1, ragged>::pointer;
+  using DenseOperand<ElementType, 1, ragged>::stride;
+  using DenseOperand<ElementType, 1, ragged>::rows;
+  using DenseOperand<ElementType, 1, ragged>::length;
+
+  // Fetches the elements from `first` on of rows n0 .. n0 + count, and `most` of each at most, into the L2 cache.
+  JITGEN_DEVICE void fetch_ahead(int n0, int count, int first, int most) const {
+    const int live = smaller(length - first, most);
+    for (int row = threadIdx.x; row < smaller(rows - n0, count); row += blockDim.x) {
+      prefetch(pointer + ((n0 + row) * stride + first), live > 0 ? live : 0, 0, 1);
+    }
+  }
 
   struct Codes {
     uint4 words[2][2];  // of rows g and g+8, of both halves of the chunk
@@ -103,6 +117,8 @@ template <class ElementType, bool ragged>
 struct DenseColumns : DenseOperand<ElementType, 4, ragged> {
   using typename DenseOperand<ElementType, 4, ragged>::Scales;
   using typename DenseOperand<ElementType, 4, ragged>::Offsets;
+
+  JITGEN_DEVICE void fetch_ahead(int, int, int, int) const {}
 
   struct Codes {
     uint4 words[2][8];  // of the lane's k's, in both halves of the chunk
