@@ -155,15 +155,17 @@ def mish(trace: Trace, input: Node, inplace: bool = False) -> Node:
 @row("gelu")
 @floats_only
 def gelu(trace: Trace, input: Node, approximate: str = "none") -> Node:
-    half = pointwise(trace, "mul", input, 0.5)
+    """Computes x / 2 * erfc(-sqrt(1/2) x), or for torch's approximation by tanh x * sigmoid(2 u), which is
+    x / 2 * (1 + tanh u) without the digits that this sum cancels where x is negative."""
     if approximate == "none":
+        half = pointwise(trace, "mul", input, 0.5)
         tail = pointwise(trace, "erfc", pointwise(trace, "mul", input, -math.sqrt(0.5)))
         return pointwise(trace, "mul", half, tail)
     if approximate == "tanh":
         cube = pointwise(trace, "mul", pointwise(trace, "mul", input, input), input)
         inner = pointwise(trace, "add", input, pointwise(trace, "mul", cube, 0.044715))
-        tanh = pointwise(trace, "tanh", pointwise(trace, "mul", inner, math.sqrt(2 / math.pi)))
-        return pointwise(trace, "mul", half, pointwise(trace, "add", tanh, 1))
+        gate = pointwise(trace, "sigmoid", pointwise(trace, "mul", inner, math.sqrt(8 / math.pi)))
+        return pointwise(trace, "mul", input, gate)
     raise ValueError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
 
 
