@@ -220,7 +220,7 @@ _ASSEMBLY = {
     r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(result\) : "f"\(__fmaf.*?\);': (
         "result = 1.0f / __fmaf_rn(0.125f, power, 0.125f);"
     ),
-    r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(t\).*?\);': "t = 1.0f / (size + 2.0f);",
+    r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(t\).*?\);': ("t = 1.0f / __fmaf_rn(0.4187246f, size, 1.0f);"),
     r'asm( volatile)?\("ld.global(?:.|\n)*?\);': "word = *address;",
     r'asm volatile\("st.global.v4(?:.|\n)*?\);': "words[i] = word;",
     r'asm( volatile)?\("" : .*?\);': ";",

@@ -52,4 +52,5 @@ CUDA = Dialect(
     scalar="params.scalar{0}",
     headers=("jitgen/entry.cuh", "jitgen/storage.cuh", "jitgen/math.cuh", "jitgen/vector.cuh"),
     coarse=c_like.COARSE,
+    coarse_gelu="jitgen::coarse_gelu({0})",
 )

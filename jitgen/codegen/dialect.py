@@ -44,6 +44,8 @@ class Dialect:
         coarse: operation -> float32 row with a relative error of up to 2**-16. Rounding the result to 16 bits hides it:
             half a unit in the last place of float16 is at least 2**-12 of the number. Where a float16 is 0, as erfc
             is from 4.2 on, it is up to 2**-13, beside 2**-9 of bfloat16.
+        coarse_gelu: format string over x, GELU of x with the same error, for what is otherwise x / 2 times ``erfc``; or
+            nothing.
         constant: (number, compute dtype) -> literal.
         cast: (expression, from, to) -> expression converted from one compute dtype to another.
         round: (expression, storage dtype) -> expression rounded to the storage dtype, in its compute dtype.
@@ -73,6 +75,7 @@ class Dialect:
     scalar: str = "a{0}"
     headers: tuple[str, ...] = ()
     coarse: Mapping[str, str] = field(default_factory=dict)
+    coarse_gelu: str = ""
 
     def expression(
         self, instruction: Instruction, names: Mapping[int, str], dtypes: Mapping[int, str], coarse: bool = False

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +103,11 @@ def printed(
     """
     result = Printed({}, {}, {}, {})
     dtypes = {position: instruction.dtype for position, instruction in enumerate(instructions)}
+    gelus = _gelus(instructions) if coarse and dialect.coarse_gelu else {}
+    within_gelus = {position for gelu in gelus.values() for position in gelu.within}
     for position, instruction in enumerate(instructions):
+        if position in within_gelus:
+            continue
         op, type_name = instruction.op, dialect.types[instruction.dtype]
         if op in ("store", "scatter"):
             operand = instruction.attr if op == "store" else instruction.attr[0]
@@ -121,11 +127,58 @@ def printed(
             if op == "gather":
                 indices = [result.names[argument] for argument in instruction.args]
                 expression = _gathered((sources or {})[instruction.attr], indices, dialect)
+            elif position in gelus:
+                expression = dialect.coarse_gelu.format(result.names[gelus[position].argument])
             else:
                 expression = dialect.expression(instruction, result.names, dtypes, coarse)
             text, mark = dialect.assign(type_name, name, expression), user_mark(instruction.location)
             result.lines[position] = Line(text, mark, name, type_name, instruction.dtype, expression, position)
     return result
+
+
+@dataclass(frozen=True)
+class _Gelu:
+    """Says that a value is GELU of another.
+
+    Attributes:
+        argument: the position of that.
+        within: the positions of what only this GELU reads: half of the argument, that times -sqrt(1/2), erfc of it, and
+            constants.
+    """
+
+    argument: int
+    within: frozenset[int]
+
+
+def _gelus(instructions: Sequence[Instruction]) -> dict[int, _Gelu]:
+    """Finds the float32 values that are GELU as ``trace/activations.py`` writes it, x / 2 * erfc(-sqrt(1/2) x)."""
+    readers = Counter(argument for instruction in instructions for argument in instruction.args)
+    gelus: dict[int, _Gelu] = {}
+    for position, instruction in enumerate(instructions):
+        if instruction.op != "mul" or instruction.dtype != "float32":
+            continue
+        half, tail = sorted(instruction.args, key=lambda argument: instructions[argument].op == "erfc")
+        if instructions[tail].op != "erfc":
+            continue
+        (scaled,) = instructions[tail].args
+        argument = _scaled(instructions, half, 0.5)
+        same = argument is not None and argument == _scaled(instructions, scaled, -math.sqrt(0.5))
+        if argument is None or not same or any(readers[own] > 1 for own in (half, scaled, tail)):
+            continue
+        constants = {*instructions[half].args, *instructions[scaled].args} - {argument}
+        own = {half, scaled, tail, *(constant for constant in constants if readers[constant] == 1)}
+        gelus[position] = _Gelu(argument, frozenset(own))
+    return gelus
+
+
+def _scaled(instructions: Sequence[Instruction], position: int, factor: float) -> int | None:
+    """Returns the position of what the value at ``position`` is ``factor`` times, to a float32's precision."""
+    if instructions[position].op != "mul":
+        return None
+    for value, constant in (instructions[position].args, instructions[position].args[::-1]):
+        if instructions[constant].op == "const" and math.isclose(instructions[constant].attr, factor, rel_tol=1e-7):
+            return value
+    return None
 
 
 def _gathered(source: Source, indices: Sequence[str], dialect: Dialect) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -260,10 +261,10 @@ def test_operation(op: str, dtype: str) -> None:
     assert_close(op, got, reference(op, columns), columns)
 
 
-@pytest.mark.parametrize("op", ["exp", "sigmoid", "erfc"])
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "erfc", "gelu"])
 def test_coarse_operation(op: str) -> None:
-    """What a 16-bit result hides: 2**-16 of the value, of erfc 2**-13 where a float16 is 0; exp and erfc reach the
-    subnormals, sigmoid (as torch's) becomes 0."""
+    """What a 16-bit result hides: 2**-16 of the value, of erfc and GELU 2**-13 where a float16 is 0; exp and erfc reach
+    the subnormals, sigmoid (as torch's) and GELU become 0."""
     (column,) = floats(torch.float32, 1)
     column = torch.cat([column, torch.linspace(-110, 95, 50_000), torch.linspace(-11, 11, 50_000)])
     got = run(
@@ -272,10 +273,13 @@ def test_coarse_operation(op: str) -> None:
         (column,),
         torch.float32,
     )
-    want = reference(op, (column,))
+    wide = column.double()  # of which torch's gelu cancels the digits of the tail
+    gelu = wide * 0.5 * torch.special.erfc(wide * -math.sqrt(0.5))
+    want = gelu if op == "gelu" else reference(op, (column,))
     smallest = torch.finfo(torch.float32).smallest_normal
-    step = smallest * torch.finfo(torch.float32).eps if op != "sigmoid" else smallest
-    bound = torch.where((column > 4.2) & (op == "erfc"), 2.0**-13, 2.0**-16)
+    step = smallest if op in ("sigmoid", "gelu") else smallest * torch.finfo(torch.float32).eps
+    tail = (column > 4.2) if op == "erfc" else (column < -5.9) & (op == "gelu")
+    bound = torch.where(tail, 2.0**-13, 2.0**-16)
     fine = (got.double() - want).abs() <= want.abs() * bound + step
     fine |= (got.isnan() & want.isnan()) | (got == want.float())
     fine |= (column > 88.72) & (got > 3.4e38)  # where the last numbers before infinity are

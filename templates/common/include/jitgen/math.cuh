@@ -300,6 +300,20 @@ JITGEN_DEVICE float coarse_erfc(float a) {
   const float root = exp2_normal(p), tail = root * root;
   return a < 0.0f ? 2.0f - tail : tail;
 }
+// GELU, a times the normal distribution of a: that of -|a| is 2^(-size^2) times a polynomial in t, by 2^24 and 2^-24, so that
+// only what a bfloat16 is not flushes to 0. 14 instructions where a / 2 * coarse_erfc(-sqrt(1/2) a) takes 17. A relative
+// error of 2^-16.6 from -5.9 on, below which a float16 is 0, and of 2^-13.6 from -13.3 on, below which a bfloat16 is
+// subnormal. (Minimax coefficients, and the factors of size and t with them.)
+JITGEN_DEVICE float coarse_gelu(float a) {
+  const float size = 0.8493053f * ::fabsf(a), power = exp2_normal(-__fmaf_rn(size, size, -24.0f));
+  float t;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(__fmaf_rn(0.4187246f, size, 1.0f)));
+  float p = __fmaf_rn(-0x1.984328p-28f, t, 0x1.12189ap-26f);
+  p = __fmaf_rn(p, t, 0x1.885e3ep-30f);
+  p = __fmaf_rn(p, t, 0x1.5ac7e8p-27f);
+  p = __fmaf_rn(p, t, 0x1.1c1bdcp-27f);
+  return a * ::fabsf(__fmaf_rn(-power, p * t, a > 0.0f ? 1.0f : 0.0f));
+}
 JITGEN_DEVICE float minimum(float a, float b) {
   float result;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
