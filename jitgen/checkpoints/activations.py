@@ -93,6 +93,8 @@ def applied(source: Source, name: str, weight: QTensor, wanted: str | None) -> t
 def _widened(weight: QTensor, kind: str) -> QTensor:
     """Returns an int8 weight with its 16-bit scales in float32, which have the same numbers: kernels of their own
     multiply such by int8 activations."""
+    if weight.smoothing is not None:
+        return _widened(weight.with_smoothing(None), kind).with_smoothing(weight.smoothing)
     format = find(weight.format)
     if format.row != "int8" or format.scale_dtype not in _NARROW or not kind.startswith("int8") or format.ordered:
         return weight

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from jitgen.checkpoints.label import Label
-from jitgen.checkpoints.scaled import activation_names, refuse_pre_scaled
+from jitgen.checkpoints.scaled import activation_names, pre_scaled
 from jitgen.checkpoints.source import Claim, Reader, Source
 from jitgen.checkpoints.weight import GO_BY_TENSORS, assembled, nibbles
 from jitgen.errors import FormatError
@@ -38,7 +38,6 @@ def _read(source: Source, prefix: str) -> QTensor:
     )
     if packed.dtype != torch.uint8 or packed.dim() != 2 or scales.dtype != torch.float8_e4m3fn or factor.numel() != 1:
         raise FormatError(f"{source.described(name)} and {source.described(f'{prefix}.weight_scale')} are not nvfp4's")
-    refuse_pre_scaled(source, prefix)
     label, algorithm, size = (
         Label.read(source, prefix),
         source.config.get("quant_algo"),
@@ -51,7 +50,8 @@ def _read(source: Source, prefix: str) -> QTensor:
     if type(size) is int and size != 16:
         raise FormatError(f"{name}: the config says groups of {size}, and those of nvfp4 are of 16; {GO_BY_TENSORS}")
     dtype = source.dtype or torch.bfloat16
-    return assembled(name, "nvfp4", nibbles(packed), scales, 16, dtype, tensor_scale=factor)
+    weight = assembled(name, "nvfp4", nibbles(packed), scales, 16, dtype, tensor_scale=factor)
+    return pre_scaled(source, prefix, weight)
 
 
 READER = Reader("ModelOpt nvfp4", frozenset({"modelopt", "modelopt_fp4"}), find, (".weight_scale_2",))

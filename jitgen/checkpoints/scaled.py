@@ -33,6 +33,7 @@ FLOATS = {code.dtype: code.format for name, code in CODES.items() if name in FLO
 _OTHERS = (
     *("weight_zero_point", "weight_g_idx", "weight_shape"),
     *("input_scale", "activation_scale", "input_zero_point", "input_global_scale", "input_scale_ub"),
+    "pre_quant_scale",
 )
 
 
@@ -51,6 +52,10 @@ def find(source: Source) -> Iterator[Claim]:
 
 
 def _read(source: Source, prefix: str, scale_name: str) -> QTensor:
+    return pre_scaled(source, prefix, _plain(source, prefix, scale_name))
+
+
+def _plain(source: Source, prefix: str, scale_name: str) -> QTensor:
     name = f"{prefix}.weight"
     codes, scales = source.read(name), source.read(scale_name)
     dtype = nominal(source, scales)
@@ -111,18 +116,28 @@ def _require_labelled(source: Source, prefix: str, codes: torch.Tensor, scales: 
         raise FormatError(
             f"{name}: the config says {source.config['fmt']}, and codes are of {codes.dtype}; {GO_BY_TENSORS}"
         )
-    refuse_pre_scaled(source, prefix)
     return bits
 
 
-def refuse_pre_scaled(source: Source, prefix: str) -> None:
-    """Raises UnsupportedError for a weight whose activations must be multiplied first (AWQ and SmoothQuant of
-    ModelOpt)."""
-    if f"{prefix}.pre_quant_scale" in source:
-        raise UnsupportedError(
-            f"{prefix}.weight: {prefix}.pre_quant_scale multiplies activations, which a weight cannot; export it "
-            "folded into the layer before"
-        )
+def pre_scaled(source: Source, prefix: str, weight: QTensor) -> QTensor:
+    """Returns ``weight`` with the factors of an activation's columns beside it, as AWQ and SmoothQuant of ModelOpt
+    have them (``pre_quant_scale``)."""
+    name = f"{prefix}.pre_quant_scale"
+    return smoothed(name, weight, source.read(name)) if name in source else weight
+
+
+def smoothed(name: str, weight: QTensor, factors: torch.Tensor) -> QTensor:
+    """Returns ``weight``, which multiplies the columns of activations by ``factors``, called ``name``, first.
+
+    Raises:
+        FormatError: they are not a number above 0 for each column.
+    """
+    if bool((factors == 1).all()):
+        return weight
+    try:
+        return weight.with_smoothing(factors)
+    except FormatError as error:
+        raise FormatError(f"{name}: {error}") from None
 
 
 def shared(name: str, shape: torch.Size, scales: torch.Tensor) -> tuple[torch.Tensor, int | None, str]:

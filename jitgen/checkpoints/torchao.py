@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from jitgen.checkpoints.scaled import FLOATS, shared
+from jitgen.checkpoints.scaled import FLOATS, shared, smoothed
 from jitgen.checkpoints.source import Claim, Reader, Source, Tensors
 from jitgen.checkpoints.weight import assembled, nibbles
 from jitgen.errors import FormatError, UnsupportedError
@@ -96,10 +96,10 @@ def _convert(name: str, kind: str, facts: Facts) -> QTensor:
         raise UnsupportedError(
             f"{name} is torchao's {kind}, which is laid out for kernels of its own; jitgen reads {', '.join(_KINDS)}"
         )
-    if facts.get("act_pre_scale") is not None:
-        raise UnsupportedError(f"{name}: torchao's act_pre_scale multiplies activations, which a weight cannot")
+    factors = facts.get("act_pre_scale")
     try:
-        return _with_activation(_KINDS[kind](name, facts), facts)
+        weight = _with_activation(_KINDS[kind](name, facts), facts)
+        return weight if factors is None else smoothed(f"{name}: act_pre_scale", weight, factors)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FormatError(f"{name}: its tensors are not those of torchao's {kind}: {error!r}") from None
 

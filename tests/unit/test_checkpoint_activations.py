@@ -282,6 +282,30 @@ def test_scales_of_blocks_may_have_dimensions_of_one() -> None:
     assert weights[0].activation is None
 
 
+@pytest.mark.parametrize("kind", ["modelopt nvfp4", "float-quantized", "int-quantized", "static int8"])
+def test_factors_of_columns_stay_beside_the_weight(kind: str) -> None:
+    """``pre_quant_scale`` of ModelOpt: ``x * factors`` is quantised, and multiplied by the codes."""
+    if kind == "static int8":
+        state, config = int8() | {"l.input_scale": SCALE}, groups(8, "int", "tensor", dynamic=False)
+    else:
+        state, config = writers.EXACT[kind][0]()[0], {}
+    plain = jitgen.load_quantized(state, config=config)["l.weight"]
+    factors = torch.rand(plain.shape[1]) + 0.5
+    loaded = jitgen.load_quantized(state | {"l.pre_quant_scale": factors}, config=config)
+    assert list(loaded) == ["l.weight"]
+    weight = loaded["l.weight"]
+    assert ".smoothed" in weight.format
+    assert (weight.activation, weight.group_size) == (plain.activation, plain.group_size)
+    x = torch.randn(5, weight.shape[1])
+    rounded = x * factors
+    if weight.activation is not None:
+        rounded = quantized(rounded, weight.activation, SCALE)
+    wanted = rounded.double() @ plain.dequantize(torch.float64).T
+    assert ((F.linear(x, weight) - wanted).abs() <= 1e-5 * wanted.abs().amax(-1, keepdim=True)).all()
+    ones = jitgen.load_quantized(state | {"l.pre_quant_scale": torch.ones_like(factors)}, config=config)
+    assert ones["l.weight"].format == plain.format
+
+
 def test_scales_of_a_cache_belong_to_no_weight() -> None:
     state = float8("tensor") | {"l.input_scale": SCALE, "l.k_scale": torch.ones(()), "l.v_scale": torch.ones(())}
     shape = state["l.weight"].shape

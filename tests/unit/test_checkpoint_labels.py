@@ -163,16 +163,24 @@ def test_facts_of_torchao_that_differ_are_errors() -> None:
         torchao._convert("l.weight", "IntxUnpackedToInt8Tensor", facts | {"target_dtype": "int4"})
     with pytest.raises(FormatError, match=r"blocks of \[1, 16\]"):
         torchao._convert("l.weight", "IntxUnpackedToInt8Tensor", facts | {"block_size": [1, 16]})
+    factors = torch.rand(facts["qdata"].shape[1]) + 0.5
+    weight = torchao._convert("l.weight", "IntxUnpackedToInt8Tensor", facts | {"act_pre_scale": factors})
+    assert weight.smoothing is not None
+    assert torch.equal(weight.smoothing.flatten(), factors)
+    with pytest.raises(FormatError, match=r"l.weight: act_pre_scale: "):
+        torchao._convert("l.weight", "IntxUnpackedToInt8Tensor", facts | {"act_pre_scale": -factors})
 
 
 # ----------------------------------------------------------------------------------------------------- what is not read
 
 
-def test_scales_of_activations_that_a_weight_needs_are_refused() -> None:
-    for kind in ("modelopt nvfp4", "float-quantized"):
-        state, _ = writers.EXACT[kind][0]()
-        with pytest.raises(UnsupportedError, match="pre_quant_scale multiplies activations"):
-            jitgen.load_quantized(state | {"l.pre_quant_scale": torch.ones(128)})
+@pytest.mark.parametrize("kind", ["modelopt nvfp4", "float-quantized"])
+def test_bad_factors_of_columns_are_refused(kind: str) -> None:
+    state, _ = writers.EXACT[kind][0]()
+    columns = jitgen.load_quantized(state)["l.weight"].shape[1]
+    for factors in (torch.zeros(columns), torch.full((columns,), torch.nan), torch.rand(columns + 1)):
+        with pytest.raises(FormatError, match=r"l.pre_quant_scale: "):
+            jitgen.load_quantized(state | {"l.pre_quant_scale": factors})
 
 
 def test_a_version_of_awq_for_one_kernel_is_named() -> None:
