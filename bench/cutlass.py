@@ -77,6 +77,8 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=4, help="columns and lengths, for each of the rows")
     parser.add_argument("--seconds", type=float, default=60, help="after which no further product is timed")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("it times kernels on an H100 or H200, and there is no GPU here")
     source, tiles, result = random.Random(options.seed), cutlass.TILES, made("bench.cutlass")
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         result["compiles"] = dict(zip(map(str, tiles), pool.map(compiled, tiles), strict=True))

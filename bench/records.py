@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,5 +47,8 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    path, *sources = map(Path, sys.argv[1:])
-    write(path, joined([json.loads(source.read_text()) for source in sources]))
+    parser = argparse.ArgumentParser(description="Joins the files of the parts of a sweep.")
+    parser.add_argument("output", type=Path)
+    parser.add_argument("parts", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    write(arguments.output, joined([json.loads(source.read_text()) for source in arguments.parts]))

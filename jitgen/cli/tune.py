@@ -79,6 +79,11 @@ def tune(
         entries = list(manifest_schema.read(catalog.find(manifest or model or "")))
     problems = list(tuning.problems_of(entries, parsed, chip if str(parsed) == str(own) else None))
     problems = [problem for problem in problems if not families or problem.family in families]
+    if not problems:
+        say(
+            f"no kernel of {manifest or model} has several schedules for {parsed}: there is nothing to measure",
+            err=True,
+        )
     directory = output or Path(settings.get("JITGEN_TUNED") or "jitgen-tuned")
     before = [problem.identity in tuning.measured_before(directory, problem) for problem in problems]
     if dry_run:

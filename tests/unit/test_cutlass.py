@@ -149,3 +149,12 @@ def test_tiles_fit_shared_memory(rows: int) -> None:
     maps = low.arguments(0).maps
     assert [len(described.box) for described in maps] == [3, 3, 3]
     assert all(size <= 256 for described in maps for size in described.box)
+
+
+def test_columns_of_a_result_of_bytes_are_multiples_of_16() -> None:
+    def rounded(x: Any, w: Any) -> torch.Tensor:
+        return F.linear(x, w).to(torch.float8_e4m3fn)
+
+    assert len(sources(rounded, X, spec(528, LENGTH))) == 1
+    with pytest.raises(UnsupportedError, match="its number of columns is no multiple of 16, say"):
+        lower(rounded, X, spec(520, LENGTH))

@@ -354,6 +354,15 @@ def test_the_command_measures_on_this_machine_alone() -> None:
     assert "--model" in nothing.output
 
 
+def test_the_command_says_where_there_is_nothing_to_measure(tmp_path: Path) -> None:
+    path = tmp_path / "pointwise.py"
+    path.write_text("def twice(x):\n    return x * 2\n")
+    result = CliRunner().invoke(
+        command, ["tune", f"{path}:twice", "--arg", "f32[8]", "--target", "sm_90a", "--dry-run"]
+    )
+    assert "has several schedules for sm_90a: there is nothing to measure" in result.output
+
+
 def test_the_command_takes_a_function_and_its_arguments(tmp_path: Path) -> None:
     path = tmp_path / "gate.py"
     path.write_text("import torch.nn.functional as F\n\n\ndef gate(x, w):\n    return F.silu(F.linear(x, w))\n")

@@ -97,9 +97,10 @@ def lack(body: Body, layout: GemmLayout) -> str | None:
         if body.operands[index].dtype not in evt.ELEMENTS:
             return f"a result is {body.operands[index].dtype}, and an EVT stores floats of at most 32 bits"
     if not any(is_mapped(body, layout, index) for index in stored):
+        columns = min(ACCESS_BYTES // item_size(body.operands[index].dtype) for index in stored)
         return (
-            "no result is whole, with contiguous rows that begin at multiples of 16 bytes, as tensor maps need: it is "
-            "a slice, transposed, or its number of columns is no multiple of 8, say"
+            f"no result is whole, with contiguous rows that begin at multiples of {ACCESS_BYTES} bytes, as tensor maps "
+            f"need: it is a slice, transposed, or its number of columns is no multiple of {columns}, say"
         )
     return None
 
