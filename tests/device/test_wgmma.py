@@ -14,7 +14,9 @@ import jitgen
 from jitgen.compilers import nvrtc
 from jitgen.families.gemm import wgmma_tiles
 from jitgen.families.gemm.mainloops import WgmmaDense
-from jitgen.runtime import cuda
+from jitgen.families.gemm.wgmma_model import Times
+from jitgen.kernel.launch import LaunchShape
+from jitgen.runtime import cuda, residency
 from jitgen.runtime.tensor_map import TensorMap
 from jitgen.spec import Target
 
@@ -154,6 +156,48 @@ def test_candidates_that_share_or_swap_operands(tile: WgmmaDense, monkeypatch: p
         # Half a unit in the last place of the result, and of gelu's erfc, which is coarser in 16 bits.
         assert (y.double() - exact).norm() / exact.norm() < 2 * TOLERANCE[torch.bfloat16]
         assert torch.equal(y, function(*x))
+
+
+def few_blocks(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets persistent kernels have ``count`` clusters at most."""
+
+    def grid(function: cuda.Function, shape: LaunchShape) -> tuple[int, int, int]:
+        blocks, *others = shape.grid
+        return (blocks if shape.persistence is None else min(blocks, count * shape.cluster), *others)  # type: ignore
+
+    monkeypatch.setattr(residency, "resident_grid", grid)
+
+
+def shared_by(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets up to ``splits`` blocks of a cluster share the K of a tile; with 0 the model decides."""
+    if splits:
+        monkeypatch.setattr(Times, "least", lambda _self, _chip, _items, most, _fewest=1: (min(splits, most), 1.0))
+
+
+@pytest.mark.parametrize("clusters", [1, 3])
+@pytest.mark.parametrize("splits", [0, 2, 4])
+@pytest.mark.parametrize("weight", ["bfloat16", "int4", "int8"])
+@pytest.mark.quick(where=lambda weight, splits, clusters: clusters == 1 and splits == 2)
+def test_generated_kernels_are_right_on_any_grid(
+    weight: str, splits: int, clusters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks have many tiles: stages of the next one are copied while results of this one are stored."""
+    few_blocks(clusters, monkeypatch)
+    shared_by(splits, monkeypatch)
+
+    def rule(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.linear(x, w, b))
+
+    for m, n, k in ((100, 2056, 2048), (300, 1000, 1024), (777, 640, 2048)):
+        x, b = matrix(m, k, torch.bfloat16), torch.randn(n, device="cuda").bfloat16()
+        w = torch.randn(n, k, device="cuda").bfloat16() * k**-0.5
+        exact = w.double()
+        if weight != "bfloat16":
+            w = jitgen.quantize(w, weight, 128)
+            exact = w.dequantize(torch.float64).bfloat16().double()
+        y = jitgen.jit(rule, backend="cuda")(x, w, b)
+        expected = rule(x.double(), exact, b.double())
+        assert (y.double() - expected).norm() / expected.norm() < 2 * TOLERANCE[torch.bfloat16]
 
 
 def test_extreme_scales() -> None:
