@@ -90,6 +90,12 @@ def test_every_mainloop_is_chosen_and_described(
     assert plain(schedule) != plain(wide)
 
 
+@pytest.mark.parametrize(("rows", "cls"), [(8, MmaColumns), (9, WgmmaDense), (16, WgmmaDense)])
+def test_weights_along_n_are_copied_for_more_than_eight_rows(rows: int, cls: type) -> None:
+    schedule = schedule_of(rows, "bfloat16", None, True, "sm_90a")
+    assert all(type(tiling) is cls for tiling in getattr(schedule, "tilings", (schedule,)))
+
+
 def test_every_class_is_covered() -> None:
     by_name = {CutlassTile}  # of a backend that is chosen by its name alone (test_cutlass.py)
     assert {cls for cls, *_ in CHOSEN} == set(SCHEDULES) - by_name

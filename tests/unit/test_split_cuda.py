@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
+from jitgen.errors import UnsupportedError
 from jitgen.families import registry
-from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized, blocks
+from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized, WgmmaTiling, blocks
 from jitgen.families.gemm.schedule import ROW_BUCKETS
+from jitgen.families.gemm.schedules import cuda
 
 
 def linear(x: torch.Tensor, w: Any) -> torch.Tensor:
@@ -90,3 +92,21 @@ def test_all_numbers_of_rows_are_at_most_eight_plans() -> None:
     rows = (2, 16, 17, 64, 65, 100, 129, 192, 193, 500, 512, 513, 1536, 1537, 8192)
     keys = {lowered(linear, spec(each, 30720), spec(256, 30720)).lowered.key for each in rows}
     assert len(keys) <= len(ROW_BUCKETS) + 1
+
+
+@pytest.mark.parametrize(
+    ("tiles", "what"),
+    [
+        (WgmmaDense(1, 1, 128, stages=4, k_splits=2), "stores the sums of 2 ranges of K, and there is memory for 1"),
+        (WgmmaDense(1, 1, 128, stages=4, resident=4), "fewer than two stages"),
+        (WgmmaQuantized(128, 2, 2, 1, stages=8, resident=4), "fewer than two stages"),
+    ],
+)
+def test_a_schedule_that_its_memory_cannot_hold_is_refused(
+    tiles: WgmmaTiling, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such kernels would write beyond the result, or wait for ever."""
+    monkeypatch.setattr(cuda, "candidates", lambda problem: [cuda._with_wgmma_stages_that_fit(tiles, problem)])
+    weight = spec(4096, 4096, format="int4" if isinstance(tiles, WgmmaQuantized) else None)
+    with pytest.raises(UnsupportedError, match=what):
+        lowered(linear, spec(1000, 4096), weight).lowered.render(0)

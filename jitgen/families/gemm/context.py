@@ -218,10 +218,11 @@ def context(
     kernel: Kernel, layouts: Sequence[GemmLayout], declared: KernelParameters, schedule: GemmSchedule, dialect: Dialect
 ) -> GemmContext:
     """Returns the context of ``kernel`` in ``dialect``."""
-    splits = kernel.bodies[0].contractions[0].k_splits
-    if splits > 1 and getattr(schedule, "k_splits", 1) != splits:
+    ranges, stored = kernel.bodies[0].contractions[0].k_splits, getattr(schedule, "k_splits", 1)
+    if stored != ranges:  # the sums of a range are stored where the product's kernel has memory for them
         raise UnsupportedError(
-            f"{schedule} is no schedule of the {dialect.name} dialect: it splits no product over a temporary"
+            f"{schedule} is no schedule of this product in the {dialect.name} dialect: it stores the sums of {stored} "
+            f"ranges of K, and there is memory for {ranges}"
         )
     regions = tuple(
         _Region(number, body, layouts[number], declared, dialect).build() for number, body in enumerate(kernel.bodies)

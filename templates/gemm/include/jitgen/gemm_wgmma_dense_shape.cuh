@@ -190,6 +190,7 @@ struct DenseShape {
   static_assert(!swapped || (Config::contractions == 1 && Config::regions == 1 &&
                                      Config::run == 8 && Config::most_splits == 1),
                 "one product is swapped, and its blocks do not split K");
+  static_assert(Config::stages >= 2, "a stage is released when the products of the next one have begun");
   static_assert(width % chunk == 0 && width * Config::contractions <= 256, "columns of a thread");
   static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::most_splits == 1 && !pingpong), "ranges of K");

@@ -88,6 +88,7 @@ struct QuantizedShape {
                 "partial sums fit where the stages were");
   static constexpr bool in_pairs = Config::in_pairs;
   static constexpr int narrow = Config::narrow;
+  static_assert(Config::stages >= 2, "a stage is released when the products of the next one have begun");
   static_assert(narrow % chunk == 0 && (narrow == 0 || (Config::most_splits == 1 && item == 2)), "tokens of a narrow tile");
   static constexpr int ranges = Config::ranges;
   static_assert(ranges == 1 || (Config::multicast == 1 && Config::most_splits == 1), "ranges of K");
