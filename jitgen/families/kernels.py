@@ -13,7 +13,8 @@ from dataclasses import replace
 from jitgen.families import registry
 from jitgen.families.lengths import LONGEST, length_of
 from jitgen.ir.body import Body
-from jitgen.ir.graph import Shape
+from jitgen.ir.graph import Graph, Shape, topological
+from jitgen.ir.nodes import DEQUANTIZE, INPUT
 from jitgen.ir.program import Alias, Buffer, Kernel
 from jitgen.ir.regions import MAX_REGIONS, Region
 from jitgen.ir.symbols import Expr
@@ -144,6 +145,25 @@ def with_coarse(
             exact |= set() if body.coarse else {buffer for buffer in read if buffer is not None}
         marked.append(replace(kernel, bodies=tuple(bodies)))
     return tuple(reversed(marked))
+
+
+def with_constant_weights(kernels: Sequence[Kernel], graph: Graph) -> tuple[Kernel, ...]:
+    """Marks products of ``kernels`` as ``constant`` whose weights are codes of quantised weights of ``graph``."""
+    changed = {number for number, _ in graph.mutated}
+    weights = (node for node in topological(graph.results) if node.kind is DEQUANTIZE)
+    tensors = (tensor.under_views for weight in weights for tensor in weight.inputs)
+    codes = {tensor.attrs.number for tensor in tensors if tensor.kind is INPUT} - changed
+    if not codes:
+        return tuple(kernels)
+
+    def marked(body: Body) -> Body:
+        products = (
+            replace(product, constant=all(body.operands[index].buffer in codes for index in product.weight))
+            for product in body.contractions
+        )
+        return replace(body, contractions=tuple(products))
+
+    return tuple(replace(kernel, bodies=tuple(map(marked, kernel.bodies))) for kernel in kernels)
 
 
 def _is_narrow(dtype: str) -> bool:

@@ -27,7 +27,7 @@ from jitgen.families.changes import State, with_written_reshapes
 from jitgen.families.claims import Claims
 from jitgen.families.copies import without_copies, without_temporaries
 from jitgen.families.family import Family
-from jitgen.families.kernels import kernels_of, with_coarse
+from jitgen.families.kernels import kernels_of, with_coarse, with_constant_weights
 from jitgen.families.moved import EqualSizes, Moved, move_views
 from jitgen.families.results import Results, returned, stored_in_temporaries, views_of_updated
 from jitgen.families.steps import Steps, with_short_rows
@@ -244,6 +244,7 @@ class Partitioner:
         for regions in stages.behind_temporaries:
             regions = with_short_rows(regions, self.claims)
             kernels += kernels_of(regions, range(end, len(buffers)), shapes, self.graph.name, len(kernels), dialect)
+        constant = with_constant_weights(kernels, self.graph)
         program = Program(
             self.graph.name,
             inputs,
@@ -251,7 +252,7 @@ class Partitioner:
             outputs,
             tuple(results.outputs),
             tuple(sorted((number, position) for position, number in results.mutated.items())),
-            with_coarse(kernels, buffers, range(len(inputs), end), results.outputs),
+            with_coarse(constant, buffers, range(len(inputs), end), results.outputs),
             tuple((family, question, decision) for (family, question), decision in self.claims.decisions.items()),
             general=self.memory.is_general and self.mover.general,
             rewrites=tuple(self.mover.fired),

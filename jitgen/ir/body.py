@@ -182,6 +182,7 @@ class Contraction:
             ``"x"``, ``"weight"`` or both. Their scales follow the codes among the operands of ``weight``, those of the
             weight (columns / BLOCK, length / BLOCK) first, then those of x (rows, length / BLOCK). Beside a quantised
             weight with a ``format`` x alone has such, a scale for each of the weight's groups.
+        constant: whether the weight is the codes of a quantised one, which no kernel writes.
     """
 
     x: tuple[Instruction, ...]
@@ -198,6 +199,7 @@ class Contraction:
     groups: int | None = None
     grouping: str = ""
     blocks: tuple[str, ...] = ()
+    constant: bool = False
 
     @property
     def activation(self) -> int | None:

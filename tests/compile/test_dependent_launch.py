@@ -148,14 +148,31 @@ def test_dense_weights_are_read_after_the_wait(rows: int, length: int, turned: b
         assert "ld.global.nc" not in entry
 
 
-@pytest.mark.parametrize(("format", "rows", "copy"), [("int8", 7, PREFETCH), ("int4", 100, "cp.async.bulk.tensor")])
-def test_weights_are_asked_for_while_activations_are_quantised(format: str, rows: int, copy: str) -> None:
-    """Those that a kernel may have written come into the L2 cache, those of 4 bits into shared memory."""
-    weight = TensorSpec((4096, 4096), torch.bfloat16, format=format, activation="int8")
-    low = jitgen.jit(F.linear).lower(TensorSpec((rows, 4096), torch.bfloat16), weight, target="sm_90a", backend="cuda")
-    product = low.compile().asm["ptx"].split(".entry")[-1]
-    *before, _ = product.split("griddepcontrol.wait")
-    assert any(copy in part for part in before)
+def test_weights_are_copied_while_activations_are_quantised() -> None:
+    weight = TensorSpec((4096, 4096), torch.bfloat16, format="int4", activation="int8")
+    x = TensorSpec((100, 4096), torch.bfloat16)
+    low = jitgen.jit(F.linear).lower(x, weight, target="sm_90a", backend="cuda")
+    *before, _ = low.compile().asm["ptx"].split(".entry")[-1].split("griddepcontrol.wait")
+    assert any("cp.async.bulk.tensor" in text for text in before)
+
+
+@pytest.mark.parametrize("format", ["int8", None])
+def test_few_rows_of_codes_meet_weights_in_the_cache_or_in_registers(format: str | None) -> None:
+    """No kernel writes a quantised weight, so that it is read before the wait. Other codes are prefetched until then."""
+
+    def product_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weight) if format else torch._int_mm(x, weight.T)
+
+    shape, rows = (4096, 4096), (7, 4096)
+    specs = (
+        (TensorSpec(rows, torch.bfloat16), TensorSpec(shape, torch.bfloat16, format=format, activation="int8"))
+        if format
+        else (TensorSpec(rows, torch.int8), TensorSpec(shape, torch.int8))
+    )
+    low = jitgen.jit(product_of).lower(*specs, target="sm_90a", backend="cuda")
+    before, _ = low.compile().asm["ptx"].split(".entry")[-1].split("griddepcontrol.wait")
+    assert (GLOBAL_ACCESS.search(before) is not None) == (format is not None)
+    assert (PREFETCH in before) == (format is None)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "triton"])

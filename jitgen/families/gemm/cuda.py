@@ -521,7 +521,8 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> 
         kind = "DenseRows" if isinstance(schedule, MmaRows) else "DenseColumns"
         of_bytes = isinstance(schedule, MmaBytes)
         element, whole = (_bytes(first, "BytePair"), 128) if of_bytes else (storage, 64)
-        weight = f"jitgen::{kind}<{_list(element, layout.length_unit % whole != 0)}>"
+        is_constant = [True] if isinstance(schedule, MmaRows) and first.contraction.constant else []
+        weight = f"jitgen::{kind}<{_list(element, layout.length_unit % whole != 0, *is_constant)}>"
         return [], schedule.members(sums=False), weight
     if isinstance(schedule, Stream | StreamOuter):
         return [("Scalar", storage)], schedule.members(), f"jitgen::StreamWeight<{storage}>"

@@ -11,14 +11,15 @@
 
 namespace jitgen {
 
-// What both have in common. `ragged`: whether K may not be a multiple of 64.
-template <class ElementType, int tiles_, bool ragged_>
+// What both have in common. `ragged`: whether K may not be a multiple of 64. `constant`: no kernel writes it, so it can be
+// read before the preceding kernel ends.
+template <class ElementType, int tiles_, bool ragged_, bool constant_ = false>
 struct DenseOperand {
   using Element = ElementType;
   using Sum = typename SumType<Element>::type;
   static constexpr int bits = 16, group = 0, parts = 1, tiles = tiles_;
   static constexpr float common_bias = 0.0f, shrunk = 1.0f;
-  static constexpr bool zero_points = false, factored = false, folded = false, constant = false, ragged = ragged_;
+  static constexpr bool zero_points = false, factored = false, folded = false, constant = constant_, ragged = ragged_;
 
   const Element* pointer;
   int64_t stride;  // of the dimension that is not contiguous, in elements
@@ -42,14 +43,15 @@ struct DenseOperand {
 };
 
 // [rows, K], contiguous along K. Rows are aligned to 16 bytes, and K is a multiple of 8.
-template <class ElementType, bool ragged>
-struct DenseRows : DenseOperand<ElementType, 1, ragged> {
-  using typename DenseOperand<ElementType, 1, ragged>::Scales;
-  using typename DenseOperand<ElementType, 1, ragged>::Offsets;
-  using DenseOperand<ElementType, 1, ragged>::pointer;
-  using DenseOperand<ElementType, 1, ragged>::stride;
-  using DenseOperand<ElementType, 1, ragged>::rows;
-  using DenseOperand<ElementType, 1, ragged>::length;
+template <class ElementType, bool ragged, bool constant = false>
+struct DenseRows : DenseOperand<ElementType, 1, ragged, constant> {
+  using Operand = DenseOperand<ElementType, 1, ragged, constant>;
+  using typename Operand::Offsets;
+  using typename Operand::Scales;
+  using Operand::length;
+  using Operand::pointer;
+  using Operand::rows;
+  using Operand::stride;
 
   // Fetches the elements from `first` on of rows n0 .. n0 + count, and `most` of each at most, into the L2 cache.
   JITGEN_DEVICE void fetch_ahead(int n0, int count, int first, int most) const {
