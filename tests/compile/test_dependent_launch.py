@@ -158,7 +158,7 @@ def test_weights_are_copied_while_activations_are_quantised() -> None:
 
 @pytest.mark.parametrize("format", ["int8", None])
 def test_few_rows_of_codes_meet_weights_in_the_cache_or_in_registers(format: str | None) -> None:
-    """No kernel writes a quantised weight, so that it is read before the wait. Other codes are prefetched until then."""
+    """No kernel writes a quantised weight, so that it is read before the wait. Other codes are prefetched."""
 
     def product_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.linear(x, weight) if format else torch._int_mm(x, weight.T)
