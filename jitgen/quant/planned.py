@@ -198,7 +198,7 @@ def _others(model: nn.Module, taken: set[tuple[int, str]], embeddings: bool) -> 
                 if isinstance(module, nn.Embedding):
                     reason += ", which embeddings=True quantises" if not embeddings else ", which reads it itself"
                 elif rank(module, leaf) == 3:
-                    reason += ", which experts=... quantises where it is used as w[i] alone"
+                    reason += ", which experts=... quantises where products alone use it, as w[i], w[ids] or w.mT"
                 yield SkippedLayer(f"{name}.{leaf}".lstrip("."), reason)
 
 

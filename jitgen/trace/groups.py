@@ -217,7 +217,8 @@ def _iota(trace: Trace, size: Any) -> Node:
 def _same(trace: Trace, left: Any, right: Any, what: str) -> None:
     if left != right and not trace.guards.equal(left, right):
         raise ValueError(
-            f"grouped_mm: {what} is {trace.guards.hint(left)} of one and {trace.guards.hint(right)} of another"
+            f"grouped_mm: {what} is {trace.guards.hint(left)} of rows or offs, and {trace.guards.hint(right)} of the "
+            "matrices; these are (G, K, N) as the second operand"
         )
 
 
