@@ -115,8 +115,7 @@ def _in_place(program: Program, number: int, position: int, memory: CallMemory) 
         return program
     bodies[there[0]] = _without_store(bodies[there[0]], temporary)
     bodies[back[0]] = _without_store(bodies[back[0]], result)
-    numbers = {buffer: buffer - (buffer > temporary) for buffer in range(len(program.buffers))}
-    numbers[temporary] = numbers[result]
+    numbers = {buffer: buffer for buffer in range(len(program.buffers))} | {temporary: result}
     kernels: list[Kernel] = []
     for k, kernel in enumerate(program.kernels):
         own = (bodies[k, b] for b in range(len(kernel.bodies)))
@@ -125,14 +124,12 @@ def _in_place(program: Program, number: int, position: int, memory: CallMemory) 
             name = f"{program.name}_{len(kernels)}" if kernels else program.name
             kernels.append(replace(kernel, name=name, bodies=left))
     outputs = tuple(
-        replace(output, input=number if output.input == temporary else numbers[output.input])
-        if isinstance(output, Alias)
-        else output
+        replace(output, input=number) if isinstance(output, Alias) and output.input == temporary else output
         for output in program.outputs
     )
-    temporaries = tuple(buffer for index, buffer in enumerate(program.temporaries, first) if index != temporary)
     general = memory.is_general and program.general
-    return replace(program, temporaries=temporaries, outputs=outputs, kernels=tuple(kernels), general=general)
+    changed = replace(program, outputs=outputs, kernels=tuple(kernels), general=general)
+    return without_temporaries(changed, {temporary})
 
 
 def launches(body: Body) -> bool:
