@@ -49,7 +49,7 @@ def relaid(graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory
         if node.kind is not DEQUANTIZE:
             continue
         own = wanted[id(node)] = layouts.own
-        if layouts.own != "portable" and node.attrs.activation:
+        if layouts.own != "portable" and node.attrs.activation and 0 not in node.shape:
             format, group_size, _, activation = node.attrs
             columns: Any = node.shape[1]
             described = format, group_size, columns, activation

@@ -52,6 +52,8 @@ class Layouts:
 PORTABLE = Layouts()
 CODE_COLUMNS = 16
 """K is a multiple of this many columns in the layout ``mma8``."""
+SHORTEST_CODES = 64
+"""The least number of columns in the layout ``mma8``: the only mainloop that reads it takes so many of K at a time."""
 
 
 def exist() -> bool:
@@ -139,8 +141,10 @@ def layout_of(weight: QTensor | TensorSpec | Token, layouts: Layouts) -> str:
     if weight.activation is None:
         return layouts.own
     token: Any = weight.token if is_quantized(weight) else weight
-    columns = getattr(token, "weight_shape", token.shape)[-1]
-    described = token.format, token.group_size, columns, token.activation
+    shape = getattr(token, "weight_shape", token.shape)
+    if 0 in shape:  # no mainloop of codes takes it
+        return layouts.own
+    described = token.format, token.group_size, shape[-1], token.activation
     return layout_for_codes(*described, layouts, of_groups=len(token.shape) > 2)
 
 
@@ -170,7 +174,7 @@ def layout_for_codes(
         and row.stored.tiled
         and row.bits == 4
     ):
-        return "mma8" if columns % CODE_COLUMNS == 0 else layout
+        return "mma8" if columns % CODE_COLUMNS == 0 and columns >= SHORTEST_CODES else layout
     if group_size is not None:
         return layout
     exact = not kind.is_integer or columns <= longest_exact_sum("int8", "int8")

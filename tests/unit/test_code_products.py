@@ -474,6 +474,32 @@ def test_low_bit_weights_meet_codes(format: str, group: int, columns: int, targe
         assert "times codes of int8" in low.explain()
 
 
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("cuda", "sm_80"), ("triton", "sm_90a")])
+@pytest.mark.parametrize(
+    ("format", "group", "kind"),
+    [
+        ("int4", None, "int8"),
+        ("uint4", 32, "int8"),
+        ("int8", None, "int8"),
+        ("fp8_e4m3", None, "fp8_e4m3"),
+        ("fp8_e4m3.rows128", 128, "fp8_e4m3.block128"),
+    ],
+)
+@pytest.mark.parametrize(("rows", "columns"), [(40, 16), (40, 48), (40, 0), (0, 128), (0, 0)])
+@pytest.mark.covering(2)
+def test_weights_with_few_columns_or_none_have_kernels(
+    backend: str, target: str, format: str, group: int | None, kind: str, rows: int, columns: int
+) -> None:
+    """Mainloops of codes take 64 columns or 128 at a time; weights with fewer are decoded."""
+    if "block" in kind and columns % 128:
+        pytest.skip("blocks are whole")
+    w = jitgen.TensorSpec((rows, columns), torch.bfloat16, format=format, group_size=group, activation=kind)
+    function = jitgen.jit(lambda x, w: F.linear(x, w))
+    for m in (1, 300):
+        low = function.lower(jitgen.TensorSpec((m, columns), torch.bfloat16), w, backend=backend, target=target)
+        assert low.kernels or not rows
+
+
 @pytest.mark.parametrize(
     ("format", "group", "name"),
     [("int4", 128, "mma8"), ("uint4", 32, "mma8"), ("int4", None, "mma8"), ("fp8_e4m3.rows128", 128, "blocks")],
