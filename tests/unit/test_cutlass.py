@@ -15,6 +15,7 @@ from jitgen.codegen import evt
 from jitgen.codegen.cuda import CUDA
 from jitgen.codegen.dialect import row_text
 from jitgen.errors import UnsupportedError
+from jitgen.families.gemm import cutlass_epilogue
 from jitgen.families.gemm.cutlass_mainloops import CutlassTile
 from jitgen.families.gemm.schedules import cutlass
 from jitgen.ir.body import Instruction
@@ -151,10 +152,22 @@ def test_tiles_fit_shared_memory(rows: int) -> None:
     assert all(size <= 256 for described in maps for size in described.box)
 
 
-def test_columns_of_a_result_of_bytes_are_multiples_of_16() -> None:
-    def rounded(x: Any, w: Any) -> torch.Tensor:
-        return F.linear(x, w).to(torch.float8_e4m3fn)
+def rounded_to(dtype: torch.dtype) -> Any:
+    return lambda x, w, b: (F.linear(x, w) * b).to(dtype)
 
-    assert len(sources(rounded, X, spec(528, LENGTH))) == 1
+
+def test_columns_of_a_result_of_bytes_are_multiples_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutlass_epilogue, "e4m3fn_saturates", lambda: True)
+    function = rounded_to(torch.float8_e4m3fn)
+    assert len(sources(function, X, spec(528, LENGTH), spec(528))) == 1
     with pytest.raises(UnsupportedError, match="its number of columns is no multiple of 16, say"):
-        lower(rounded, X, spec(520, LENGTH))
+        lower(function, X, spec(520, LENGTH), spec(520))
+
+
+def test_results_whose_overflow_cutlass_stores_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUTLASS converts to 8 bits with ``satfinite``: seen on an H100 with torch 2.11, which has NaN beyond 448."""
+    with pytest.raises(UnsupportedError, match="this torch infinity"):
+        lower(rounded_to(torch.float8_e5m2), X, spec(528, LENGTH), spec(528))
+    monkeypatch.setattr(cutlass_epilogue, "e4m3fn_saturates", lambda: False)
+    with pytest.raises(UnsupportedError, match="this torch NaN"):
+        lower(rounded_to(torch.float8_e4m3fn), X, spec(528, LENGTH), spec(528))

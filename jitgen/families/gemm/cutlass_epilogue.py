@@ -28,6 +28,7 @@ from jitgen.families.gemm.context import GemmOperand, GemmRegion
 from jitgen.families.gemm.layout import GemmLayout
 from jitgen.ir.body import Body
 from jitgen.kernel.operands import ACCESS_BYTES, item_size
+from jitgen.spec import e4m3fn_saturates
 
 ROUNDED = "cutlass::FloatRoundStyle::round_to_nearest"
 
@@ -96,6 +97,11 @@ def lack(body: Body, layout: GemmLayout) -> str | None:
     for index in stored:
         if body.operands[index].dtype not in evt.ELEMENTS:
             return f"a result is {body.operands[index].dtype}, and an EVT stores floats of at most 32 bits"
+        if beyond := _beyond(body.operands[index].dtype):
+            return (
+                f"a result is {body.operands[index].dtype}, of which CUTLASS stores the largest number for "
+                f"what is beyond, and this torch {beyond}"
+            )
     if not any(is_mapped(body, layout, index) for index in stored):
         columns = min(ACCESS_BYTES // item_size(body.operands[index].dtype) for index in stored)
         return (
@@ -103,6 +109,13 @@ def lack(body: Body, layout: GemmLayout) -> str | None:
             f"need: it is a slice, transposed, or its number of columns is no multiple of {columns}, say"
         )
     return None
+
+
+def _beyond(dtype: str) -> str:
+    """Returns what torch makes of numbers beyond ``dtype``; empty where CUTLASS's conversion makes the same of them."""
+    if dtype == "float8_e5m2":
+        return "infinity"
+    return "NaN" if dtype == "float8_e4m3fn" and not e4m3fn_saturates() else ""
 
 
 def is_mapped(body: Body, layout: GemmLayout, index: int) -> bool:
