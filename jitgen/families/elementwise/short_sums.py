@@ -15,7 +15,7 @@ from jitgen.device import Device
 from jitgen.ir.analysis import is_taken, nearest, rewritten_graph
 from jitgen.ir.body import compute_dtype
 from jitgen.ir.graph import Graph, Node, kinds_of
-from jitgen.ir.nodes import COUNTED, GATHER, REDUCE, SORT, VIEW, Kind
+from jitgen.ir.nodes import COUNTED, GATHER, GROUPED, REDUCE, SORT, VIEW, Kind
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.views import Mover
 
@@ -32,7 +32,7 @@ def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     if REDUCE not in kinds:
         return graph
     # What selects ranks adds them up.
-    chosen = (GATHER, SORT) if COUNTED in kinds and device.dialect not in SELECTING else (GATHER,)
+    chosen = (GATHER, SORT) if COUNTED in kinds and device.dialect not in SELECTING else (GATHER, GROUPED)
 
     def change(node: Node, rebuilt: Node) -> Node:
         return _added(rebuilt, mover) if _is_short_sum(node, chosen, mover) else rebuilt
@@ -51,7 +51,10 @@ def _is_short_sum(node: Node, chosen: Sequence[Kind], mover: Mover) -> bool:
     if not 2 <= operand.shape[dim] <= MOST_TERMS:
         return False
     sources = nearest(operand, chosen, lambda node: node.kind.is_pointwise or node.kind is VIEW)
-    return any(node.kind is SORT or not is_taken(node, mover) for node in sources)
+    return any(
+        node.kind is SORT or (node.attrs.by == "ids" if node.kind is GROUPED else not is_taken(node, mover))
+        for node in sources
+    )
 
 
 def _added(node: Node, mover: Mover) -> Node:

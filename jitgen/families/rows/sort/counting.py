@@ -10,6 +10,8 @@ numbers are known to be below a bound where they are indices of a sort themselve
 * ``cumsum(counts)`` are the ends of runs, however counts are spelled: as a sum over elements of what is true for one
   number alone. That is tried on all numbers below the bound.
 * What is taken at ranks of what was taken by the order is as it was.
+* Products of few rows in that order, taken at their ranks, are those of rows as they were, with matrices by ids. One
+  token's experts need no order then, and no block looks for its group.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ import torch
 from jitgen.device import Device
 from jitgen.ir import symbols
 from jitgen.ir.analysis import rewritten_graph
+from jitgen.ir.equations import ROWS_OF_GROUPS
 from jitgen.ir.graph import Graph, Node, topological
-from jitgen.ir.nodes import CAST, CONST, COUNTED, GATHER, IOTA, REDUCE, SCALAR, SCAN, SCATTER, SORT, VIEW
+from jitgen.ir.nodes import CAST, CONST, COUNTED, GATHER, GROUPED, IOTA, REDUCE, SCALAR, SCAN, SCATTER, SORT, VIEW
 from jitgen.ir.symbols import Size
 from jitgen.ir.views import Mover
 from jitgen.spec import DTYPES
@@ -35,7 +38,11 @@ compares each column with every number."""
 LONGEST = {"triton": 1 << 16}
 """The most numbers that are counted, in dialects where each program ranks few columns: each reads all numbers, so that
 65,536 of them, below 512, are read 4,096 times (2 GB from the L2 cache), and twice as many four times as often."""
+FEW_ROWS = 16
+"""Rows of grouped products up to which each is multiplied by the matrix that its id says, whatever other rows have the
+same: the experts of one token, of which models choose 16 at most, and which differ."""
 NAME = "numbers below a bound are sorted by counting them"
+BY_IDS = "products of few rows in the order of their groups are by ids"
 _WHOLE = ("int32", "int64")
 
 
@@ -55,7 +62,7 @@ def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     if not rows:
         return graph
     mover.fired.setdefault(NAME)
-    return _Counted(mover, rows).graph(graph)
+    return _Counted(mover, rows, by_ids=device.is_gpu and not device.batch_invariant).graph(graph)
 
 
 def _numbers(node: Node, most: int, longest: int | None, mover: Mover) -> Numbers | None:
@@ -79,10 +86,11 @@ def _numbers(node: Node, most: int, longest: int | None, mover: Mover) -> Number
 
 
 class _Counted:
-    """Rewrites a graph; ``rows`` are what is counted of it."""
+    """Rewrites a graph; ``rows`` are what is counted of it, and ``by_ids`` says whether products of few rows in their
+    order become products by ids."""
 
-    def __init__(self, mover: Mover, rows: Mapping[Node, Numbers]) -> None:
-        self.mover, self.rows = mover, rows
+    def __init__(self, mover: Mover, rows: Mapping[Node, Numbers], by_ids: bool) -> None:
+        self.mover, self.rows, self.by_ids = mover, rows, by_ids
         self.rebuilt: dict[Node, Numbers] = {}
 
     def graph(self, graph: Graph) -> Graph:
@@ -156,6 +164,12 @@ class _Counted:
         ranks = _under_repeats(indices[0])
         if ranks.kind is not COUNTED or ranks.attrs.what != "ranks":
             return node
+        (row,) = ranks.inputs
+        if self.by_ids and isinstance(row.shape[0], int) and row.shape[0] <= FEW_ROWS and GROUPED in source.kinds:
+            unordered = _Unordered(self.mover, row).rows(source) if node.shape == source.shape else None
+            if unordered is not None:
+                self.mover.fired.setdefault(BY_IDS)
+                return unordered
         if source.op != "mul" or node.shape != source.shape:
             return node
         earlier = [_before_order(operand, ranks.inputs[0], self.mover) for operand in source.inputs]
@@ -164,6 +178,62 @@ class _Counted:
         like = self.mover.builder.like
         pairs = zip(source.inputs, earlier, strict=True)
         return like(source, [like(node, (o, indices[0])) if before is None else before for o, before in pairs])
+
+
+class _Unordered:
+    """Finds what values of rows in the order of ``row``, their groups, are of these rows as they were."""
+
+    def __init__(self, mover: Mover, row: Node) -> None:
+        self.mover, self.row = mover, row
+        self.memo: dict[int, Node | None] = {}
+
+    def rows(self, node: Node) -> Node | None:
+        """Returns the rows of ``node`` as they were before they were put in order; None where that is not known."""
+        if id(node) not in self.memo:
+            self.memo[id(node)] = self._rows(node)
+        return self.memo[id(node)]
+
+    def _rows(self, node: Node) -> Node | None:
+        like = self.mover.builder.like
+        if COUNTED not in node.kinds and node.shape[:1] != self.row.shape:
+            return node  # a number, or a row that all repeat
+        if node.kind is GATHER:
+            return self._gathered(node)
+        if node.kind is GROUPED:
+            x, weight, ends = node.inputs
+            ends = ends.inputs[0] if ends.kind is CAST else ends
+            rows = self.rows(x) if node.attrs.equation == ROWS_OF_GROUPS and self._is("ends", ends) else None
+            attrs = node.attrs._replace(by="ids")
+            made = (node.op, (rows, weight, self.row), node.dtype, node.shape, attrs, node.location)
+            return None if rows is None else self.mover.builder.make(*made)
+        if node.kind is VIEW:
+            (operand,), is_expanded = node.inputs, node.attrs.kind == "expand"
+            if is_expanded and (len(operand.shape), *operand.shape[:1]) != (len(node.shape), *self.row.shape):
+                return node if COUNTED not in node.kinds else None  # all rows are the same
+            if not is_expanded and (node.attrs.kind not in ("slice", "unsqueeze") or node.attrs.dim == 0):
+                return None
+        elif not (node.kind.is_pointwise or node.kind is CAST):
+            return None
+        operands = [self.rows(operand) for operand in node.inputs]
+        return None if None in operands else like(node, [operand for operand in operands if operand is not None])
+
+    def _gathered(self, node: Node) -> Node | None:
+        source, *indices = node.inputs
+        if len(indices) != 1 or node.attrs != (-1, *range(1, len(node.shape))):
+            return None
+        index = _under_repeats(indices[0])
+        if self._is("indices", index) and source.shape == node.shape:
+            return source
+        if source.shape[0] == 1:  # its only row, wherever an index is
+            make, (like,) = self.mover.builder.make, indices
+            first = make("const", (), like.dtype, (), (0,))
+            return self.mover.builder.like(node, (source, make("view", (first,), like.dtype, like.shape, ("expand",))))
+        if self._is("values", index):
+            return self.mover.builder.like(node, (source, self.mover.substituted(indices[0], {id(index): self.row})))
+        return None
+
+    def _is(self, what: str, node: Node) -> bool:
+        return node.kind is COUNTED and node.attrs.what == what and node.inputs[0] is self.row
 
 
 def _is_whole_order(node: Node) -> bool:
