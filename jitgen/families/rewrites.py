@@ -1,4 +1,5 @@
-"""Rewrites programs by a call's sizes: families propose it (``Family.rewrite_kernel``) before layout."""
+"""Rewrites programs by a call's sizes: families propose it (``Family.rewrite_kernel``) before layout. Then kernels
+follow one another as they will be launched, and those are marked that may read operands before the kernel ahead ends."""
 
 from __future__ import annotations
 
@@ -13,6 +14,43 @@ from jitgen.kernel.operands import Call
 
 def rewritten(program: Program, call: Call, device: Device) -> Program:
     """Replaces each kernel of ``program`` that its family rewrites by several."""
+    several = _with_several(program, call, device)
+    if device.dialect != "cuda" or not device.overlaps_launches:
+        return several
+    pairs = zip((None, *several.kernels), several.kernels, strict=False)
+    return replace(several, kernels=tuple(_settled(kernel, ahead, several) for ahead, kernel in pairs))
+
+
+def _settled(kernel: Kernel, ahead: Kernel | None, program: Program) -> Kernel:
+    """Returns ``kernel`` with its products marked whose ids and weights were complete before the kernel ``ahead``
+    began. That is so where products ahead have the same ids: they wait for all before them first, and no block of
+    ``kernel`` starts before they have."""
+    if ahead is None or not all(_are_by_ids(one) for one in (ahead, kernel)):
+        return kernel
+    stored = {o.buffer for body in ahead.bodies for o in body.operands if o.kind == "store"}
+    temporaries = range(len(program.inputs), len(program.inputs) + len(program.temporaries))
+    read = {body.operands[i].buffer for body in kernel.bodies for c in body.contractions for i in c.weight}
+    if _ids(ahead) != _ids(kernel) or not stored.isdisjoint(read) or not all(b in temporaries for b in stored):
+        return kernel
+    bodies = [
+        replace(body, contractions=tuple(replace(c, settled=True) for c in body.contractions)) for body in kernel.bodies
+    ]
+    return replace(kernel, bodies=tuple(bodies))
+
+
+def _are_by_ids(kernel: Kernel) -> bool:
+    """Returns whether all that ``kernel`` computes are products of rows by ids, of operands without scales of blocks:
+    kernels that read ids before anything else."""
+    contractions = [c for body in kernel.bodies for c in body.contractions]
+    products = all(body.contractions for body in kernel.bodies)
+    return products and all(c.grouping == "ids" and not c.blocks and not c.w for c in contractions)
+
+
+def _ids(kernel: Kernel) -> set[Operand]:
+    return {body.operands[c.groups] for body in kernel.bodies for c in body.contractions if c.groups is not None}
+
+
+def _with_several(program: Program, call: Call, device: Device) -> Program:
     proposed = [registry.family_of(kernel).rewrite_kernel(kernel, call, device) for kernel in program.kernels]
     added = sum(len(rewrite.temporaries) for rewrite in proposed if rewrite)
     if not any(proposed):

@@ -178,6 +178,7 @@ class Contraction:
         window: of a convolution, whose activation are images and whose weight filters.
         groups: the operand that divides rows, or K, among groups; None where nothing is grouped.
         grouping: what it divides, and how: ``"offsets"`` or ``"ids"`` of rows, or ``"lengths"``, offsets of K.
+        settled: whether these ids, and the weights, were complete before the kernel ahead in the program began.
         blocks: of codes with scales of blocks (``quant/codes.py``), which of the operands have such:
             ``"x"``, ``"weight"`` or both. Their scales follow the codes among the operands of ``weight``, those of the
             weight (columns / BLOCK, length / BLOCK) first, then those of x (rows, length / BLOCK). Beside a quantised
@@ -200,6 +201,7 @@ class Contraction:
     grouping: str = ""
     blocks: tuple[str, ...] = ()
     constant: bool = False
+    settled: bool = False
 
     @property
     def activation(self) -> int | None:

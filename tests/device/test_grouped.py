@@ -383,3 +383,58 @@ def test_matrices_that_one_id_a_slice_or_an_einsum_chooses(name: str, backend: s
     found = jitgen.jit(backend=backend)(CHOSEN[name])(x, weight, ids)
     assert found.shape == wanted.shape
     assert (found.double() - wanted).norm() <= TOLERANCE[BF16] * wanted.norm()
+
+
+def block_of_experts(x: Any, router: Any, up: Any, down: Any, count: int) -> Any:
+    """Routing, two grouped products with SwiGLU between, and the weighted sum, as transformers has them."""
+    weights, ids = torch.topk(torch.softmax(F.linear(x, router), -1, dtype=torch.float), count, -1)
+    weights, ids = (weights / weights.sum(-1, keepdim=True)).to(x.dtype).reshape(-1), ids.reshape(-1)
+    experts = router.shape[0]
+    ordered, order = torch.sort(ids)
+    counts = torch.histc(ordered.int(), bins=experts, min=0, max=experts - 1)
+    ends = torch.cumsum(counts, 0, dtype=torch.int32)
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(order.shape[0], device=order.device)
+    gate, value = torch._grouped_mm(x[order // count], up.transpose(-2, -1), ends).chunk(2, -1)
+    rows = torch._grouped_mm(F.silu(gate) * value, down.transpose(-2, -1), ends) * weights[order].unsqueeze(-1)
+    return rows[ranks].view(x.shape[0], count, -1).sum(1).to(x.dtype)
+
+
+def _is_decided(logits: torch.Tensor, count: int) -> bool:
+    """Whether no rounding of ``logits`` to bfloat16 changes which are the first ``count``: by four of its last bits."""
+    ordered = logits.float()[0].sort(descending=True)[0]
+    return (ordered[count - 1] - ordered[count]).item() > 4 * 2.0**-8 * ordered.abs().max().item()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("format", [None, "int4", "mxfp4", "int8"])
+@pytest.mark.parametrize(("experts", "count"), [(128, 8), (8, 2), (40, 16), (5, 1)])
+def test_blocks_of_experts_of_one_token(experts: int, count: int, format: str | None, backend: str) -> None:
+    """All calls in one graph, one after another, of tokens that choose other experts each: where a kernel reads ids and
+    weights while the one ahead runs, it must not read those of another call."""
+    width, inner = 256, 384
+    router, up, down = made(experts, width), made(experts, 2 * inner, width) / 16, made(experts, width, inner) / 16
+    weights = [jitgen.quantize(w, format) if format else w for w in (up, down)]
+    exact_up, exact_down = (w.dequantize(torch.float64) if format else w.double() for w in weights)
+    run = jitgen.jit(backend=backend)(lambda x, router, up, down: block_of_experts(x, router, up, down, count))
+    xs = [x for x in made(200, 1, width) if _is_decided(F.linear(x, router), count)][:24]
+    assert len(xs) == 24
+    alone = [run(x, router, *weights).clone() for x in xs]
+    for x, found in zip(xs, alone, strict=True):
+        shares, (ids,) = torch.topk(torch.softmax(F.linear(x, router), -1, dtype=torch.float), count, -1)
+        shares = (shares / shares.sum(-1, keepdim=True)).double()[0]
+        wanted = torch.zeros(1, width, dtype=torch.float64, device="cuda")
+        for share, expert in zip(shares, ids.tolist(), strict=True):
+            gate, value = F.linear(x.double(), exact_up[expert]).chunk(2, -1)
+            wanted += share * F.linear(F.silu(gate) * value, exact_down[expert])
+        compare(found, wanted, f"{experts} {count}", BF16)
+    graph, results = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        for x in xs:
+            results.append(run(x, router, *weights))
+    for _ in range(3):
+        for result in results:
+            result.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(result, other) for result, other in zip(results, alone, strict=True))

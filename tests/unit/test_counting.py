@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import jitgen
+from jitgen.families.rows.sort import counting
 from tests.cuda_on_host import run as run_cuda
 
 NUMBERS = 7
@@ -117,7 +118,11 @@ def test_other_sums_stay_what_they_are(other: Callable[..., Any]) -> None:
 
 
 def mixture(x: Any, router: Any, up: Any, down: Any) -> Any:
-    weights, ids = torch.topk(torch.softmax(F.linear(x, router), -1, dtype=torch.float), 3)
+    return by_logits(x, F.linear(x, router), up, down)
+
+
+def by_logits(x: Any, logits: Any, up: Any, down: Any) -> Any:
+    weights, ids = torch.topk(torch.softmax(logits, -1, dtype=torch.float), 3)
     weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype).reshape(-1)
     ordered, order = torch.sort(ids.reshape(-1))
     ends = torch.cumsum(torch.histc(ordered.float(), bins=NUMBERS, min=0, max=NUMBERS - 1), 0, dtype=torch.int32)
@@ -130,10 +135,14 @@ def mixture(x: Any, router: Any, up: Any, down: Any) -> Any:
 
 def exact(x: torch.Tensor, router: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     """Of float64, by every expert of every row."""
-    weights, ids = torch.topk(torch.softmax(F.linear(x, router), -1), 3)
+    return exact_by_logits(x, F.linear(x, router), up, down)
+
+
+def exact_by_logits(x: torch.Tensor, logits: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    weights, ids = torch.topk(torch.softmax(logits, -1), 3)
     weights = weights / weights.sum(-1, keepdim=True)
     result = x.new_zeros(x.shape[0], down.shape[1])
-    for expert in range(router.shape[0]):
+    for expert in range(NUMBERS):
         gate, value = F.linear(x, up[expert]).chunk(2, -1)
         share = (weights * (ids == expert)).sum(-1, keepdim=True)
         result += F.linear(F.silu(gate) * value, down[expert]) * share
@@ -156,6 +165,78 @@ def test_a_mixture_is_few_kernels() -> None:
         assert one.grad is not None
         assert other.grad is not None
         torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-4, atol=1e-4 * other.grad.abs().max().item())
+
+
+def with_biases(x: Any, logits: Any, up: Any, down: Any, up_bias: Any, down_bias: Any) -> Any:
+    """As gpt-oss has it in transformers: biases of experts, rows repeated before they are put in order."""
+    weights, ids = torch.topk(logits, 3)
+    weights, ids = torch.softmax(weights, -1).reshape(-1), ids.reshape(-1)
+    order = torch.argsort(ids)
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(order.shape[0])
+    ordered = ids[order]
+    ends = torch.cumsum(torch.histc(ordered.float(), bins=NUMBERS, min=0, max=NUMBERS - 1), 0, dtype=torch.int32)
+    rows = x[torch.arange(x.shape[0]).unsqueeze(1).expand(-1, 3).reshape(-1)][order]
+    gate, value = (torch._grouped_mm(rows, up.transpose(-2, -1), ends) + up_bias[ordered]).chunk(2, -1)
+    inner = (value.clamp(-7, 7) + 1) * gate.clamp(max=7) * torch.sigmoid(gate * 1.702)
+    rows = torch._grouped_mm(inner, down.transpose(-2, -1), ends) + down_bias[ordered]
+    return (rows * weights[order].unsqueeze(-1))[ranks].view(x.shape[0], 3, -1).sum(1)
+
+
+def exact_with_biases(x: Any, logits: Any, up: Any, down: Any, up_bias: Any, down_bias: Any) -> Any:
+    """Of one token, in float64."""
+    weights, (ids,) = torch.topk(logits, 3)
+    result = x.new_zeros(1, down.shape[1])
+    for weight, expert in zip(torch.softmax(weights, -1)[0], ids.tolist(), strict=True):
+        gate, value = (F.linear(x, up[expert]) + up_bias[expert]).chunk(2, -1)
+        inner = (value.clamp(-7, 7) + 1) * gate.clamp(max=7) * torch.sigmoid(gate * 1.702)
+        result += weight * (F.linear(inner, down[expert]) + down_bias[expert])
+    return result
+
+
+BY_IDS = "products of few rows in the order of their groups are by ids"
+
+
+@pytest.mark.parametrize(("function", "of_float64"), [(by_logits, exact_by_logits), (with_biases, exact_with_biases)])
+def test_one_token_needs_no_order_of_its_experts(function: Callable[..., Any], of_float64: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Top-k; gate and up; down; the sum. Rounding of float32 sums: 2**-18 of the norm."""
+    sizes = [(1, 64), (1, NUMBERS), (NUMBERS, 64, 64), (NUMBERS, 64, 32), (NUMBERS, 64), (NUMBERS, 64)]
+    tensors = [torch.randn(*size) for size in sizes[: 4 if function is by_logits else 6]]
+    monkeypatch.setattr(counting, "multiplies_by_ids", lambda device: True)  # on a CPU, too
+    for matrices in ((2, 3), ()):
+        weights = [
+            jitgen.quantize(tensor, "int4", group_size=32) if number in matrices else tensor
+            for number, tensor in enumerate(tensors)
+        ]
+        wanted = of_float64(
+            *(w.dequantize(torch.float64) if isinstance(w, jitgen.QTensor) else w.double() for w in weights)
+        )
+        found = jitgen.jit(function)(*weights)
+        assert (found.double() - wanted).norm() <= 2.0**-18 * wanted.norm()
+        for text in (
+            jitgen.jit(function).lower(*weights).explain(),
+            jitgen.jit(function).lower(*weights, backend="cuda", target="sm_90a").explain(),
+        ):
+            assert BY_IDS in text
+            assert "counted along a row" not in text
+
+
+@pytest.mark.parametrize("format", [None, "int4", "mxfp4"])
+def test_products_by_ids_read_weights_while_the_kernel_ahead_runs(format: str | None) -> None:
+    sizes = [(1, 128), (NUMBERS, 128), (NUMBERS, 128, 128), (NUMBERS, 128, 64)]
+    specs = [
+        jitgen.TensorSpec(size, torch.bfloat16, format=format if number > 1 else None, group_size=None)
+        for number, size in enumerate(sizes)
+    ]
+    low = jitgen.jit(mixture).lower(*specs, backend="cuda", target="sm_90a")
+    assert len(low.kernels) == 5
+    waits = ["jitgen::previous_kernel_wait();" in kernel.source for kernel in low.kernels]
+    assert waits == [False, True, True, False, True]  # the router's, and down's, are those of the mainloop
+    assert low.explain().count("ids and weights are read while the kernel ahead runs") == 1
+    older = jitgen.jit(mixture).lower(*specs, backend="cuda", target="sm_80")
+    assert "while the kernel ahead runs" not in older.explain()
+    several = jitgen.jit(mixture).lower(jitgen.TensorSpec((9, 128), torch.bfloat16), *specs[1:], target="sm_90a")
+    assert BY_IDS not in several.explain()
 
 
 @pytest.mark.parametrize("count", [2, 5, 16, 17])

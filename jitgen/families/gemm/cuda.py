@@ -107,6 +107,7 @@ def build(
         "matrices": " * ".join(f"int64_t({size})" for size in products.batch),
         "matrix_lines": _matrix_lines(products),
         "grouping": products.grouping,
+        "settled": first.contraction.settled,
         "ends": _ends(products),
         "groups": " * ".join(products.batch),
         "group_lines": _group_lines(products),
@@ -521,7 +522,8 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> 
         kind = "DenseRows" if isinstance(schedule, MmaRows) else "DenseColumns"
         of_bytes = isinstance(schedule, MmaBytes)
         element, whole = (_bytes(first, "BytePair"), 128) if of_bytes else (storage, 64)
-        is_constant = [True] if isinstance(schedule, MmaRows) and first.contraction.constant else []
+        ahead = first.contraction.constant or first.contraction.settled  # weights are read while the kernel ahead runs
+        is_constant = [True] if isinstance(schedule, MmaRows) and ahead else []
         weight = f"jitgen::{kind}<{_list(element, layout.length_unit % whole != 0, *is_constant)}>"
         return [], schedule.members(sums=False), weight
     if isinstance(schedule, Stream | StreamOuter):

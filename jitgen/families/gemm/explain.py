@@ -33,6 +33,8 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
             blocks = f"{tiling.cluster_k_splits} blocks of a cluster"
             number = f"at most {blocks}; a launch chooses how many" if isinstance(tiling, WgmmaMainloop) else blocks
             lines.append(f"K is split over {number}; their sums are added in order before the epilogue")
+    if kernel.bodies[0].contractions[0].settled:
+        lines.append("ids and weights are read while the kernel ahead runs, which has the same ids")
     if isinstance(schedule, MmaQuantized) and (pair := schedule.pair):
         tile = f"tiles of {pair.block_m} x {pair.block_n}"
         lines.append(f"for two rows {tile}, in {pair.shared_bytes} bytes of shared memory")

@@ -62,7 +62,13 @@ def recognised(graph: Graph, mover: Mover, device: Device) -> Graph:
     if not rows:
         return graph
     mover.fired.setdefault(NAME)
-    return _Counted(mover, rows, by_ids=device.is_gpu and not device.batch_invariant).graph(graph)
+    return _Counted(mover, rows, by_ids=multiplies_by_ids(device)).graph(graph)
+
+
+def multiplies_by_ids(device: Device) -> bool:
+    """Returns whether products of few rows in the order of their groups become products by ids. On a CPU a thread looks
+    for groups once for all tiles; bits that must not depend on the number of rows are those of one mainloop."""
+    return device.is_gpu and not device.batch_invariant
 
 
 def _numbers(node: Node, most: int, longest: int | None, mover: Mover) -> Numbers | None:

@@ -103,10 +103,11 @@ JITGEN_DEVICE GroupTile group_of_tile(const Integer* ends, int64_t stride, int g
   return {-1, 0, 0, -1};
 }
 
-// Row number `row` alone, of the group that its id says; a negative one counts from the end.
+// Row number `row` alone, of the group that its id says; a negative one counts from the end. The id is read past the
+// L1 cache, which may have that of an earlier kernel where this one has not waited.
 template <class Integer>
 JITGEN_DEVICE GroupTile group_of_id(const Integer* ids, int64_t stride, int groups, int row) {
-  const int64_t id = int64_t(ids[row * stride]), group = id < 0 ? id + groups : id;
+  const int64_t id = int64_t(static_cast<const volatile Integer*>(ids)[row * stride]), group = id < 0 ? id + groups : id;
   return {group >= 0 && group < groups ? int(group) : -1, row, row + 1, 0};
 }
 
