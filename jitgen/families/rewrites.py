@@ -1,5 +1,6 @@
 """Rewrites programs by a call's sizes: families propose it (``Family.rewrite_kernel``) before layout. Then kernels
-follow one another as they will be launched, and those are marked that may read operands before the kernel ahead ends."""
+follow one another as they will be launched, and products are marked that may read operands before the one ahead ends.
+"""
 
 from __future__ import annotations
 

@@ -428,10 +428,9 @@ def test_blocks_of_experts_of_one_token(experts: int, count: int, format: str | 
             gate, value = F.linear(x.double(), exact_up[expert]).chunk(2, -1)
             wanted += share * F.linear(F.silu(gate) * value, exact_down[expert])
         compare(found, wanted, f"{experts} {count}", BF16)
-    graph, results = torch.cuda.CUDAGraph(), []
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for x in xs:
-            results.append(run(x, router, *weights))
+        results = [run(x, router, *weights) for x in xs]
     for _ in range(3):
         for result in results:
             result.fill_(float("nan"))

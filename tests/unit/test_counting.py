@@ -117,6 +117,22 @@ def test_other_sums_stay_what_they_are(other: Callable[..., Any]) -> None:
     assert torch.equal(jitgen.jit(function)(x)[1], function(x)[1])
 
 
+def test_ranks_that_are_repeated_along_rows_take_elements() -> None:
+    """Of as many rows as columns: an element of each column, and no row."""
+
+    def function(x: Any, table: Any, shares: Any) -> Any:
+        order = torch.argsort(torch.topk(x, 3, -1)[1].reshape(-1), stable=True)
+        ranks = torch.empty_like(order)
+        ranks[order] = torch.arange(order.shape[0])
+        rows = table * shares[order].unsqueeze(-1)
+        return rows.gather(0, ranks.unsqueeze(0).expand(9, 9)), rows[ranks]
+
+    run = jitgen.jit(function)
+    x, table, shares = torch.randn(3, NUMBERS), torch.randn(9, 9), torch.randn(9)
+    for found, wanted in zip(run(x, table, shares), function(x, table, shares), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def mixture(x: Any, router: Any, up: Any, down: Any) -> Any:
     return by_logits(x, F.linear(x, router), up, down)
 
@@ -198,7 +214,9 @@ BY_IDS = "products of few rows in the order of their groups are by ids"
 
 
 @pytest.mark.parametrize(("function", "of_float64"), [(by_logits, exact_by_logits), (with_biases, exact_with_biases)])
-def test_one_token_needs_no_order_of_its_experts(function: Callable[..., Any], of_float64: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_token_needs_no_order_of_its_experts(
+    function: Callable[..., Any], of_float64: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Top-k; gate and up; down; the sum. Rounding of float32 sums: 2**-18 of the norm."""
     sizes = [(1, 64), (1, NUMBERS), (NUMBERS, 64, 64), (NUMBERS, 64, 32), (NUMBERS, 64), (NUMBERS, 64)]
     tensors = [torch.randn(*size) for size in sizes[: 4 if function is by_logits else 6]]

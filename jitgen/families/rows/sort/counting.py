@@ -209,9 +209,7 @@ class _Unordered:
             x, weight, ends = node.inputs
             ends = ends.inputs[0] if ends.kind is CAST else ends
             rows = self.rows(x) if node.attrs.equation == ROWS_OF_GROUPS and self._is("ends", ends) else None
-            attrs = node.attrs._replace(by="ids")
-            made = (node.op, (rows, weight, self.row), node.dtype, node.shape, attrs, node.location)
-            return None if rows is None else self.mover.builder.make(*made)
+            return None if rows is None else like(node, (rows, weight, self.row), attrs=node.attrs._replace(by="ids"))
         if node.kind is VIEW:
             (operand,), is_expanded = node.inputs, node.attrs.kind == "expand"
             if is_expanded and (len(operand.shape), *operand.shape[:1]) != (len(node.shape), *self.row.shape):
@@ -270,8 +268,10 @@ def _keeps_row(view: Node) -> bool:
 
 
 def _under_repeats(node: Node) -> Node:
-    """Returns the row that ``node`` repeats along further dimensions."""
-    while node.kind is VIEW and node.attrs.kind in ("unsqueeze", "expand"):
+    """Returns the row that ``node`` repeats along further dimensions, behind that of the row."""
+    while node.kind is VIEW and node.attrs.kind in ("unsqueeze", "expand") and node.shape[:1] == node.inputs[0].shape[:1]:
+        if node.attrs.kind == "unsqueeze" and node.attrs.dim == 0:
+            break
         node = node.inputs[0]
     return node
 
