@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 RARE = 1e-4
-"""The probability of one more tile below which a group is taken to have none."""
+"""The share of groups with one more tile below which none is taken to have it."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,9 @@ class Groups:
         tile is half full."""
         if self.random:
             mean = self.rows / self.count
-            whole = (
-                math.erfc((number * height + 0.5 - mean) / math.sqrt(2 * mean)) / 2 for number in itertools.count(1)
-            )
-            return max(1.0, self.used + self.count * sum(itertools.takewhile(lambda more: more > RARE, whole)))
+            full = (height * number + 0.5 for number in itertools.count(1))
+            exceeding = (math.erfc((rows - mean) / math.sqrt(2 * mean)) / 2 for rows in full)
+            return max(1.0, self.used + self.count * sum(itertools.takewhile(lambda share: share > RARE, exceeding)))
         if self.even:
             return self.count * max(1.0, self.rows / self.count / height + 0.5)
         falling = self.rows / (self.rows + self.count)

@@ -41,7 +41,7 @@ MATRIX_BUCKETS = (1, 8, 32, 128, 512)
 """Upper ends of the buckets of a batch, in matrices. Batches beyond the last end are one bucket more."""
 
 ID_BUCKETS = (1, 2, 4, *MATRIX_BUCKETS[1:])
-"""The same of rows that are multiplied by ids, a matrix for each: with the tiles of eight, two of Mixtral's experts left
+"""The same of rows multiplied by ids, a matrix for each: with tiles for eight, two of Mixtral's experts left
 half of an H100 idle, and a block of one token took 1.4 times as long."""
 
 DIALECTS_WITH_SPLIT_K = ("triton", "cuda")

@@ -456,8 +456,8 @@ _GROUPED = (
 )
 """Tiles of a product of groups of rows."""
 _GROUPED_IN_TURN = (WgmmaDense(2, 1, 128, stages=6, multicast=2, pingpong=True, shares_x=True),)
-"""Further tiles of groups of more than 64 rows on average: of 14 products on an H200 they have 0.949 of the speed of the
-fastest of 12 tiles and 0.84 at worst, where what was chosen without them has 0.922 and 0.71, and of 5 on an H100 0.981
+"""Further tiles of groups of more than 64 rows on average: of 14 products on an H200 they have 0.949 of the speed of
+the fastest of 12 tiles, and 0.84 at worst, where what was chosen without them has 0.922 and 0.71; of 5 on an H100 0.981
 and 0.94, where that has 0.887 and 0.75 (``h200-grouped-tiles.json``, ``h100-grouped-tiles.json``)."""
 IN_TURN = 0.76
 """What such tiles take of their estimate by the constants of ``GROUPED`` (the same products)."""
@@ -695,9 +695,9 @@ def grouped_microseconds(tiles: WgmmaTiling, divisions: Sequence[Groups], weight
 
 def of_groups(tiles: WgmmaTiling, groups: Groups, weights: Weights) -> float:
     """Estimates the time of a product of ``groups``, in microseconds. With quantised weights and an x of 16 bits it is
-    the geometric mean over the two laws of ``groups.py``: the tiles that it finds the fastest have 0.967 of the speed of
-    the fastest of 83 products on an H200 and 0.952 of 15 on an H100, 0.81 at worst; by the law that is the least sure
-    0.909 and 0.949, 0.65 at worst (``docs/measured/h200-grouped-heights.json`` and ``h100-grouped-tiles.json``)."""
+    the geometric mean over the two laws of ``groups.py``: the tiles that it finds the fastest have 0.967 of the speed
+    of the fastest of 83 products on an H200, 0.952 of 15 on an H100, and 0.81 at worst; by the law that is the least
+    sure 0.909, 0.949 and 0.65 (``docs/measured/h200-grouped-heights.json`` and ``h100-grouped-tiles.json``)."""
     if isinstance(tiles, WgmmaDense):
         return _estimate_dense(tiles, groups.rows, weights, groups)[1]
     time = _estimate_quantized(tiles, groups.rows, weights, groups)[1]

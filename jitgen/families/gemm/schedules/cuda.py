@@ -221,8 +221,9 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     if problem.device.batch_invariant:
         return fitted
     if problem.grouping:
-        sets = wgmma_tiles.grouped_sets(fitted, problem.divisions, _weights(problem), GROUP_ENTRIES)
-        return [*fitted, *map(WgmmaTilings, sets if problem.uneven and item_size(problem.dtype) == 2 else ())]
+        most = GROUP_ENTRIES if problem.uneven and problem.dtype not in CODES else 1
+        several = wgmma_tiles.grouped_sets(fitted, problem.divisions, _weights(problem), most)
+        return [*fitted, *map(WgmmaTilings, several)]
     sizes = (*_row_range(problem), _weights(problem))
     best = wgmma_tiles.complementary(fitted, *sizes)
     counts = range(2, min(SCHEDULE_LIMIT, len(best)) + 1)

@@ -269,12 +269,11 @@ def _keeps_row(view: Node) -> bool:
 
 def _under_repeats(node: Node) -> Node:
     """Returns the row that ``node`` repeats along further dimensions, behind that of the row."""
-    while (
-        node.kind is VIEW and node.attrs.kind in ("unsqueeze", "expand") and node.shape[:1] == node.inputs[0].shape[:1]
-    ):
-        if node.attrs.kind == "unsqueeze" and node.attrs.dim == 0:
+    while node.kind is VIEW and node.attrs.kind in ("unsqueeze", "expand"):
+        (inner,) = node.inputs
+        if inner.shape[:1] != node.shape[:1] or (node.attrs.kind == "unsqueeze" and node.attrs.dim == 0):
             break
-        node = node.inputs[0]
+        node = inner
     return node
 
 
