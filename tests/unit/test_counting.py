@@ -221,6 +221,7 @@ def test_one_token_needs_no_order_of_its_experts(
     sizes = [(1, 64), (1, NUMBERS), (NUMBERS, 64, 64), (NUMBERS, 64, 32), (NUMBERS, 64), (NUMBERS, 64)]
     tensors = [torch.randn(*size) for size in sizes[: 4 if function is by_logits else 6]]
     monkeypatch.setattr(counting, "multiplies_by_ids", lambda device: True)  # on a CPU, too
+    monkeypatch.setattr(counting, "ROWS_BY_IDS", range(17))
     for matrices in ((2, 3), ()):
         weights = [
             jitgen.quantize(tensor, "int4", group_size=32) if number in matrices else tensor
@@ -240,7 +241,10 @@ def test_one_token_needs_no_order_of_its_experts(
 
 
 @pytest.mark.parametrize("format", [None, "int4", "mxfp4"])
-def test_products_by_ids_read_weights_while_the_kernel_ahead_runs(format: str | None) -> None:
+def test_products_by_ids_read_weights_while_the_kernel_ahead_runs(
+    format: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "ROWS_BY_IDS", range(17))
     sizes = [(1, 128), (NUMBERS, 128), (NUMBERS, 128, 128), (NUMBERS, 128, 64)]
     specs = [
         jitgen.TensorSpec(size, torch.bfloat16, format=format if number > 1 else None, group_size=None)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import jitgen
-from jitgen.families.gemm import wgmma, wgmma_tiles
 from jitgen.families.gemm.groups import Groups
-from jitgen.schedule.chips import H200
-from tests.grouped import product
 
 
 @pytest.mark.parametrize("count", [1, 8, 128])
@@ -34,36 +30,3 @@ def test_tiles_are_those_of_uneven_choices() -> None:
         for height in (8, 16, 64):
             tiles = (-(-sizes // height)).sum(1).double().mean().item()
             assert Groups(rows, count).tiles(height) == pytest.approx(tiles, rel=0.125), (count, rows, height)
-
-
-def test_tiles_are_those_of_rows_that_choose_any_group() -> None:
-    """Within a twelfth of 200 divisions: a number of rows is taken to be normal, and is binomial."""
-    generator = torch.Generator().manual_seed(6)
-    for count, rows in ((8, 128), (32, 1000), (32, 4096), (128, 2400), (4, 9000)):
-        drawn = torch.randint(0, count, (200, rows), generator=generator)
-        sizes = torch.nn.functional.one_hot(drawn, count).sum(1)
-        for height in (16, 64, 96, 160):
-            tiles = (-(-sizes // height)).sum(1).double().mean().item()
-            assert Groups(rows, count, random=True).tiles(height) == pytest.approx(tiles, rel=1 / 12), (count, rows)
-
-
-@pytest.mark.parametrize("format", ["int4", "mxfp4"])
-def test_a_launch_takes_tiles_by_its_rows(format: str) -> None:
-    """Of one kernel: average groups of 70 and of 190 rows have other tiles, which one launch does not."""
-    weight = jitgen.TensorSpec((32, 2048, 4096), torch.bfloat16, format=format, group_size=None)
-    run, heights, kernels = jitgen.jit(backend="cuda")(product), set(), set()
-    for average in (70, 100, 130, 160, 190):
-        x, ends = jitgen.TensorSpec((32 * average, 4096), torch.bfloat16), jitgen.TensorSpec((32,), torch.int32)
-        low = run.lower(x, weight, ends, target="sm_90a")
-        assert "a launch takes the tiles that are estimated to be the fastest for its rows" in low.explain()
-        kernels.add(low.kernels[0].source)
-        (launch,) = low._lowered.settled
-        heights.add(launch.tiling.tokens)
-        weights = wgmma.weights_of(low._lowered.program.kernels[0].bodies[0].contractions, (2048,), 4096, H200)
-        times = [
-            wgmma_tiles.of_groups(tiling, Groups(32 * average, 32), weights)
-            for tiling in low._lowered.schedules[0].tilings
-        ]
-        assert times[launch.entry] == min(times)
-    assert len(kernels) == 1
-    assert len(heights) > 1

@@ -3,38 +3,24 @@
 Which rows a group has only the device knows. Experts of a model are chosen neither evenly nor by one law, so the model
 takes the distribution that is the least sure of all with a mean: a group has k rows with a probability that falls by
 the same factor from each k to the next (Jaynes, 1957). It lies between an even division and a Zipf law of exponent 1.2.
-Tiles of wgmma are chosen by that and by the surest one, of rows that each choose any group: a number of rows is then
-about normal, with its mean as its variance.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import dataclass
-
-RARE = 1e-4
-"""The share of groups with one more tile below which none is taken to have it."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Holds ``rows`` rows, which are divided among ``count`` groups; where ``even``, each has as many, and where
-    ``random``, each row chooses any of them."""
+    """Holds ``rows`` rows, which are divided among ``count`` groups; where ``even``, each has as many."""
 
     rows: int
     count: int
     even: bool = False
-    random: bool = False
 
     def tiles(self, height: int) -> float:
         """Returns the expected number of tiles of ``height`` rows, which are of one group each; of even groups a last
         tile is half full."""
-        if self.random:
-            mean = self.rows / self.count
-            full = (height * number + 0.5 for number in itertools.count(1))
-            exceeding = (math.erfc((rows - mean) / math.sqrt(2 * mean)) / 2 for rows in full)
-            return max(1.0, self.used + self.count * sum(itertools.takewhile(lambda share: share > RARE, exceeding)))
         if self.even:
             return self.count * max(1.0, self.rows / self.count / height + 0.5)
         falling = self.rows / (self.rows + self.count)
@@ -42,12 +28,10 @@ class Groups:
 
     def share_of_short(self, most: int) -> float:
         """Returns the expected share of tiles of which the last of a group has at most ``most`` rows, which are fewer
-        than those of a tile; 0 of even and random groups."""
-        return 0.0 if self.even or self.random else 1 - (self.rows / (self.rows + self.count)) ** most
+        than those of a tile; 0 of even groups."""
+        return 0.0 if self.even else 1 - (self.rows / (self.rows + self.count)) ** most
 
     @property
     def used(self) -> float:
         """Returns the expected number of groups that have rows."""
-        if self.random:
-            return self.count * -math.expm1(-self.rows / self.count)
         return float(self.count) if self.even else max(1.0, self.count * self.rows / (self.rows + self.count))

@@ -40,10 +40,6 @@ MOST_ROWS = 4096
 MATRIX_BUCKETS = (1, 8, 32, 128, 512)
 """Upper ends of the buckets of a batch, in matrices. Batches beyond the last end are one bucket more."""
 
-ID_BUCKETS = (1, 2, 4, *MATRIX_BUCKETS[1:])
-"""The same of rows multiplied by ids, a matrix for each: with tiles for eight, two of Mixtral's experts left
-half of an H100 idle, and a block of one token took 1.4 times as long."""
-
 DIALECTS_WITH_SPLIT_K = ("triton", "cuda")
 """Dialects whose rule may split K over a temporary (``k_splits``). The cuda dialect splits K within a cluster of blocks
 where that is enough (``cluster_k_splits``)."""
@@ -95,7 +91,7 @@ class Problem:
     def uneven(self) -> bool:
         """Returns whether tiles are chosen for groups of uneven sizes: those of quantised weights. Tiles of others are
         chosen as if all groups had as many rows, since no other choice was timed."""
-        return self.grouping == "offsets" and self.quantized
+        return self.grouping in BY_ROWS and self.quantized
 
     @property
     def divisions(self) -> Sequence[Groups]:
@@ -135,11 +131,6 @@ class Problem:
         return self.contractions[0].format is not None
 
 
-def matrix_buckets(grouping: str) -> tuple[int, ...]:
-    """Returns the upper ends of the buckets of the number of matrices of a batch, or of groups of rows."""
-    return ID_BUCKETS if grouping == "ids" else MATRIX_BUCKETS
-
-
 def bucket(rows: int) -> int:
     """Returns the upper end of the bucket of M that ``rows`` is in; for the last bucket ``MOST_ROWS``.
 
@@ -159,7 +150,7 @@ def problem(
 ) -> Problem:
     """Describes the problem that the schedule of ``kernel`` is chosen for."""
     first = geometries[0]
-    matrices, ends = device.rows(first.matrices) if first.matrices > 1 else 1, matrix_buckets(first.grouping)
+    matrices = device.rows(first.matrices) if first.matrices > 1 else 1
     rows = first.rows
     if first.grouping in BY_ROWS:
         rows = 1 if first.grouping == "ids" else -(-first.rows // max(first.group_count, 1))
@@ -172,9 +163,9 @@ def problem(
         layouts=tuple(layouts),
         wide=any(layout.wide for layout in layouts),
         device=device,
-        matrices=next((end for end in ends if matrices <= end), 2 * ends[-1]),
+        matrices=next((end for end in MATRIX_BUCKETS if matrices <= end), 2 * MATRIX_BUCKETS[-1]),
         fewest_rows=1 if device.batch_invariant or first.grouping else fewest_rows(rows),
-        fewest_matrices=1 + max((end for end in ends if end < matrices), default=0),
+        fewest_matrices=1 + max((end for end in MATRIX_BUCKETS if end < matrices), default=0),
         group_count=max(1, first.group_count),
     )
 
@@ -265,7 +256,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             if product.kind is GROUPED and len(product.inputs[1].shape) == 3:
                 groups = product.inputs[1].shape[0]
                 if device.is_gpu and isinstance(groups, int):  # fewer rows than groups are in buckets of their own
-                    ends = tuple(end for end in matrix_buckets(product.attrs.by) if end < groups)
+                    ends = tuple(end for end in MATRIX_BUCKETS if end < groups)
                     buckets_.append(SizeBuckets(rows, ends, node=product))
                 rows = symbols.floordiv(symbols.add(rows, symbols.sub(groups, 1)), groups or 1)  # type: ignore[assignment]
             buckets_.append(SizeBuckets(rows, ROW_BUCKETS, node=product))

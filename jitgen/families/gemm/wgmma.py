@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
-from jitgen.families.gemm.groups import Groups
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
-from jitgen.families.gemm.wgmma_tiles import Weights, estimate, of_groups, slices
+from jitgen.families.gemm.wgmma_tiles import Weights, estimate, slices
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.kernel.operands import MappedTensor, item_size, mapped_tensor
@@ -112,14 +111,8 @@ def for_launch(
     """Returns the tiling that is estimated to be the fastest for one launch on ``chip``, and how many blocks share its
     K."""
     contractions, first = bodies[0].contractions, geometries[0]
-    if not first.elements or (first.grouping and len(schedule.tilings) == 1):
+    if first.grouping or not first.elements:
         return WgmmaLaunch(schedule.tilings[0], 0, schedule.tilings[0].cluster_k_splits)
-    if first.grouping:
-        weights = weights_of(contractions, [geometry.columns for geometry in geometries], first.length, chip)
-        groups = Groups(first.rows, first.group_count)
-        times = [of_groups(tiling, groups, weights) for tiling in schedule.tilings]
-        number = times.index(min(times))
-        return WgmmaLaunch(schedule.tilings[number], number, schedule.tilings[number].cluster_k_splits)
     x, weight = contractions[0].activation, contractions[0].weight[0]
     crossed = [operand is not None and first.strides[operand][1] > 1 for operand in (weight, x)]  # stride along K
     weights = weights_of(contractions, [geometry.columns for geometry in geometries], first.length, chip, *crossed)

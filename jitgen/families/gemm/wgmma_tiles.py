@@ -73,7 +73,8 @@ NARROW_TOKENS = {(64, 3, 1): (32, 64), (96, 3, 1): (32, 64), (160, 3, 1): (96, 1
 """By rows of x, warpgroups and blocks of 64 rows of codes of a tile, those of a narrow one of a group that has no more,
 and the rows of an average group up to which the last tile is so much of the work. Of 36 products of experts of 4-bit
 codes on an H200 five were fastest with these, by up to 6 %, and they take at most 3 % longer than tiles of that size
-without. Narrow ones of several sizes took up to 12 % longer."""
+without. Narrow ones of several sizes took up to 12 % longer. Tiles of 64 rows with 32 take 0.85 to 0.99 of the time
+without, for seven products of 8 to 31 rows a group on an H100."""
 NARROW_GAIN = 0.5
 """The share of the products that narrow tiles leave out by which a kernel is faster: it ends with the blocks that have
 the fewest of them (the same timings)."""
@@ -456,9 +457,9 @@ _GROUPED = (
 )
 """Tiles of a product of groups of rows."""
 _GROUPED_IN_TURN = (WgmmaDense(2, 1, 128, stages=6, multicast=2, pingpong=True, shares_x=True),)
-"""Further tiles of groups of more than 64 rows on average: of 14 products on an H200 they have 0.949 of the speed of
-the fastest of 12 tiles, and 0.84 at worst, where what was chosen without them has 0.922 and 0.71; of 5 on an H100 0.981
-and 0.94, where that has 0.887 and 0.75 (``h200-grouped-tiles.json``, ``h100-grouped-tiles.json``)."""
+"""Further tiles of groups of more than 64 rows on average, of one contraction: of 14 products on an H200 they have
+0.949 of the speed of the fastest of 12 tiles, and 0.84 at worst, where what was chosen without them has 0.922 and 0.71;
+of 5 on an H100 0.981 and 0.94, and 0.887 and 0.75 (``h200-grouped-tiles.json``, ``h100-grouped-tiles.json``)."""
 IN_TURN = 0.76
 """What such tiles take of their estimate by the constants of ``GROUPED`` (the same products)."""
 
@@ -668,7 +669,8 @@ def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
     if weights.dense:
         if weights.item == 1:
             return _fitting(_GROUPED_BYTES, rows, weights)
-        return _fitting((*_GROUPED, *(_GROUPED_IN_TURN if rows > FEW_TOKENS[-1] else ())), rows, weights)
+        in_turn = _GROUPED_IN_TURN if rows > FEW_TOKENS[-1] and weights.contractions == 1 else ()
+        return _fitting((*_GROUPED, *in_turn), rows, weights)
     most = max(GROUP_TOKENS[0], 2 * GROUP_ROWS * rows)
     tall = _tall_tilings(GROUP_TALL, weights)
     whole = [
@@ -690,37 +692,8 @@ def grouped_microseconds(tiles: WgmmaTiling, divisions: Sequence[Groups], weight
     if isinstance(tiles, WgmmaDense) and weights.item == 2:
         most = divisions[-1]
         return _evenly_grouped_microseconds(tiles, -(-most.rows // most.count), most.count, weights)
-    return geometric_mean(of_groups(tiles, groups, weights) for groups in divisions)
-
-
-def of_groups(tiles: WgmmaTiling, groups: Groups, weights: Weights) -> float:
-    """Estimates the time of a product of ``groups``, in microseconds. With quantised weights and an x of 16 bits it is
-    the geometric mean over the two laws of ``groups.py``: the tiles that it finds the fastest have 0.967 of the speed
-    of the fastest of 83 products on an H200, 0.952 of 15 on an H100, and 0.81 at worst; by the law that is the least
-    sure 0.909, 0.949 and 0.65 (``docs/measured/h200-grouped-heights.json`` and ``h100-grouped-tiles.json``)."""
-    if isinstance(tiles, WgmmaDense):
-        return _estimate_dense(tiles, groups.rows, weights, groups)[1]
-    time = _estimate_quantized(tiles, groups.rows, weights, groups)[1]
-    if weights.item != 2:
-        return time
-    random = replace(groups, random=True)
-    return math.sqrt(time * _estimate_quantized(tiles, groups.rows, weights, random)[1])
-
-
-def grouped_sets(
-    tilings: Sequence[WgmmaTiling], divisions: Sequence[Groups], weights: Weights, most: int
-) -> list[tuple[WgmmaTiling, ...]]:
-    """Returns the sets of 2 to ``most`` of ``tilings`` of which the best for each of ``divisions`` is the fastest: of
-    each size that with the tiles that were best for the size before."""
-    times = {tiling: [math.log(of_groups(tiling, groups, weights)) for groups in divisions] for tiling in tilings}
-    chosen: tuple[WgmmaTiling, ...] = ()
-    least, sets = [math.inf] * len(divisions), []
-    while times and len(chosen) < most:
-        best = min(times, key=lambda tiling: sum(map(min, times[tiling], least)))
-        least = list(map(min, times.pop(best), least))
-        chosen = *chosen, best
-        sets.append(chosen)
-    return sets[1:]
+    estimate = _estimate_dense if isinstance(tiles, WgmmaDense) else _estimate_quantized
+    return geometric_mean(estimate(tiles, groups.rows, weights, groups)[1] for groups in divisions)  # type: ignore[arg-type]
 
 
 def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[WgmmaDense]:

@@ -82,8 +82,6 @@ WORTH_A_KERNEL = 1.04
 for K to be split."""
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of ranges of K that are compared: with 32, 35 x 104 x 45056 takes 8.9 us on an H200, by a cluster of 8 20."""
-GROUP_ENTRIES = 3
-"""Entries with other tiles that a kernel of groups of rows has, at most."""
 WORTH_AN_ENTRY = 1.01
 """Each further entry with other tiles makes the first compile longer, so that it must save 1 % of the time on
 average."""
@@ -218,12 +216,8 @@ def _wgmma(problem: Problem) -> Sequence[WgmmaSchedule]:
     if problem.device.batch_invariant:  # a launch chooses, by its rows, how many blocks share K
         tilings = [replace(tiling, cluster_k_splits=1) for tiling in tilings if tiling.multicast == 1]
     fitted = [_with_wgmma_stages_that_fit(tiling, problem) for tiling in tilings]
-    if problem.device.batch_invariant:
+    if problem.grouping or problem.device.batch_invariant:
         return fitted
-    if problem.grouping:
-        most = GROUP_ENTRIES if problem.uneven and problem.dtype not in CODES else 1
-        several = wgmma_tiles.grouped_sets(fitted, problem.divisions, _weights(problem), most)
-        return [*fitted, *map(WgmmaTilings, several)]
     sizes = (*_row_range(problem), _weights(problem))
     best = wgmma_tiles.complementary(fitted, *sizes)
     counts = range(2, min(SCHEDULE_LIMIT, len(best)) + 1)
@@ -244,14 +238,8 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
     if not isinstance(candidate, WgmmaMainloop | WgmmaTilings):
         return 0.0
     if problem.grouping:
-        if isinstance(candidate, WgmmaMainloop):
-            return wgmma_tiles.grouped_microseconds(candidate, problem.divisions, _weights(problem))
-        weights = _weights(problem)
-        best = [
-            min(wgmma_tiles.of_groups(tiling, groups, weights) for tiling in candidate.tilings)
-            for groups in problem.divisions
-        ]
-        return geometric_mean(best) * WORTH_AN_ENTRY ** (len(candidate.tilings) - 1)
+        assert isinstance(candidate, WgmmaMainloop)
+        return wgmma_tiles.grouped_microseconds(candidate, problem.divisions, _weights(problem))
     estimated = wgmma_tiles.cost(candidate.tilings, *_row_range(problem), _weights(problem))
     return estimated * WORTH_AN_ENTRY ** (len(candidate.tilings) - 1)
 
