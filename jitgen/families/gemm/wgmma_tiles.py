@@ -69,12 +69,11 @@ largest candidate. Of the 90 products to which the model was first fitted none w
 256, by 0.6 %."""
 GROUP_TOKENS = (16, 32, 64, 96, 128)
 """Rows of a tile where the rows of x belong to groups: whatever these have on average, no size fits all."""
-NARROW_TOKENS = {(64, 3, 1): (32, 64), (96, 3, 1): (32, 64), (160, 3, 1): (96, 192)}
+NARROW_TOKENS = {(96, 3, 1): (32, 64), (160, 3, 1): (96, 192)}
 """By rows of x, warpgroups and blocks of 64 rows of codes of a tile, those of a narrow one of a group that has no more,
 and the rows of an average group up to which the last tile is so much of the work. Of 36 products of experts of 4-bit
 codes on an H200 five were fastest with these, by up to 6 %, and they take at most 3 % longer than tiles of that size
-without. Narrow ones of several sizes took up to 12 % longer. Tiles of 64 rows with 32 take 0.85 to 0.99 of the time
-without, for seven products of 8 to 31 rows a group on an H100."""
+without. Narrow ones of several sizes took up to 12 % longer."""
 NARROW_GAIN = 0.5
 """The share of the products that narrow tiles leave out by which a kernel is faster: it ends with the blocks that have
 the fewest of them (the same timings)."""
