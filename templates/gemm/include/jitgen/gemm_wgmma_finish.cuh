@@ -197,7 +197,8 @@ struct QuantizedFinish {
   // Where K is split: each block writes its sums to its own shared memory; block r adds its share of them, by rank.
   JITGEN_DEVICE void leave(const Sums& acc) const {
     constexpr int pitch = Shape::sum_pitch;
-    group_barrier<Shape::consumers>(1, "end of the stages");  // the stages are not read any more
+    // The stages are not read any more. (A barrier of its own: another warpgroup may still stage the tile before.)
+    group_barrier<Shape::consumers>(1 + Config::warpgroups, "end of the stages");
     float* const sums = reinterpret_cast<float*>(memory);
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
