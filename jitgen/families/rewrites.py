@@ -24,14 +24,16 @@ def rewritten(program: Program, call: Call, device: Device) -> Program:
 
 def _settled(kernel: Kernel, ahead: Kernel | None, program: Program) -> Kernel:
     """Returns ``kernel`` with its products marked whose ids and weights were complete before the kernel ``ahead``
-    began. That is so where products ahead have the same ids: they wait for all before them first, and no block of
-    ``kernel`` starts before they have."""
+    began. That is so of ids where products ahead have the same: the first of such kernels waits for all before it, and
+    no block of the next one starts before it has. It is so of weights that no kernel of the program writes: of three
+    such kernels the third may start before the first has ended."""
     if ahead is None or not all(_are_by_ids(one) for one in (ahead, kernel)):
         return kernel
-    stored = {o.buffer for body in ahead.bodies for o in body.operands if o.kind == "store"}
+    stored = _stored(ahead)
     temporaries = range(len(program.inputs), len(program.inputs) + len(program.temporaries))
     read = {body.operands[i].buffer for body in kernel.bodies for c in body.contractions for i in c.weight}
-    if _ids(ahead) != _ids(kernel) or not stored.isdisjoint(read) or not all(b in temporaries for b in stored):
+    written = {buffer for one in program.kernels for buffer in _stored(one)}
+    if _ids(ahead) != _ids(kernel) or not written.isdisjoint(read) or not all(b in temporaries for b in stored):
         return kernel
     bodies = [
         replace(body, contractions=tuple(replace(c, settled=True) for c in body.contractions)) for body in kernel.bodies
@@ -45,6 +47,11 @@ def _are_by_ids(kernel: Kernel) -> bool:
     contractions = [c for body in kernel.bodies for c in body.contractions]
     products = all(body.contractions for body in kernel.bodies)
     return products and all(c.grouping == "ids" and not c.blocks and not c.w for c in contractions)
+
+
+def _stored(kernel: Kernel) -> set[int | None]:
+    """Returns the buffers that ``kernel`` writes."""
+    return {operand.buffer for body in kernel.bodies for operand in body.operands if operand.kind == "store"}
 
 
 def _ids(kernel: Kernel) -> set[Operand]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import jitgen
+from jitgen.families import rewrites
 from jitgen.families.rows.sort import counting
 from tests.cuda_on_host import run as run_cuda
 
@@ -259,6 +261,23 @@ def test_products_by_ids_read_weights_while_the_kernel_ahead_runs(
     assert "while the kernel ahead runs" not in older.explain()
     several = jitgen.jit(mixture).lower(jitgen.TensorSpec((9, 128), torch.bfloat16), *specs[1:], target="sm_90a")
     assert BY_IDS not in several.explain()
+
+
+def test_weights_that_the_program_writes_are_read_after_the_kernel_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a kernel two ahead writes the weights, and only there."""
+    monkeypatch.setattr(counting, "ROWS_BY_IDS", range(17))
+    sizes = [(1, 128), (NUMBERS, 128), (NUMBERS, 128, 128), (NUMBERS, 128, 64)]
+    specs = [jitgen.TensorSpec(size, torch.bfloat16) for size in sizes]
+    program = jitgen.jit(mixture).lower(*specs, backend="cuda", target="sm_90a").lowered.program
+    kernel = next(kernel for kernel in program.kernels if any(c.settled for c in kernel.bodies[0].contractions))
+    ahead = program.kernels[program.kernels.index(kernel) - 1]
+    (body,) = kernel.bodies
+    plain = replace(kernel, bodies=(replace(body, contractions=(replace(body.contractions[0], settled=False),)),))
+    weight = body.operands[body.contractions[0].weight[0]].buffer
+    stores = [replace(o, buffer=weight) if o.kind == "store" else o for o in ahead.bodies[0].operands]
+    writer = replace(ahead, bodies=(replace(ahead.bodies[0], operands=tuple(stores)), *ahead.bodies[1:]))
+    assert rewrites._settled(plain, ahead, program) == kernel
+    assert rewrites._settled(plain, ahead, replace(program, kernels=(writer, ahead, plain))) == plain
 
 
 @pytest.mark.parametrize("count", [2, 5, 16, 17])
