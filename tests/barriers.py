@@ -7,7 +7,8 @@ in which a barrier counts otherwise than its threads arrive:
 - threads that have waited for the same phases arrive in different ones: the count is too small, and some are late;
 - the kernel ends within a phase: some threads have arrived, and others that are counted do not;
 - bytes are copied that nothing expects, or expected and never copied;
-- threads meet at a named barrier with different numbers of threads, or not all of a cluster meet at its barrier.
+- threads meet at a named barrier with different numbers of threads, be it in different rounds, or not all of a cluster
+  meet at its barrier.
 
 A barrier is called what the kernel's source calls it, at the place that initialises it or waits there.
 """

@@ -253,8 +253,8 @@ class Machine(Registers):
             count = int(counts[position]) if counts is not None else 0
             found = self.named.setdefault(key, Named(count, instruction.site))
             if not found.threads:
-                found.count, found.site = count, instruction.site
-            elif found.count != count:
+                found.site = instruction.site
+            if found.count != count:  # in an earlier round too: some threads may still be there when others come
                 raise Hang(
                     f"threads meet at barrier {key[1]} with counts {found.count} and {count}: {instruction.place}"
                 )
