@@ -27,6 +27,7 @@ from jitgen.ir.symbols import Size
 from jitgen.ir.views import Strided
 from jitgen.lowering import Route
 from jitgen.quant.formats import Float, find
+from jitgen.runtime.capturing import capturing
 from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
 
@@ -176,7 +177,7 @@ def _graph_timer(calls: Sequence[Call]) -> Timer:
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         for call in calls:
             call()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -29,6 +29,7 @@ from jitgen.models import caches
 from jitgen.models.state import State
 from jitgen.models.structure import Flattened, rebuilt
 from jitgen.quant.qtensor import QTensor
+from jitgen.runtime.capturing import capturing
 from jitgen.trace import autocast
 from jitgen.trace.guards import tracing
 
@@ -193,7 +194,7 @@ def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     state = generator.clone_state()
     try:
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             result = function()
     except BaseException:
         # A capture that something has invalidated never ends for torch's generator, which would draw nothing any more.

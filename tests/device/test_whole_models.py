@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from torch import nn
 
 import jitgen
 from jitgen.models.compile import graph_of
+from jitgen.runtime.capturing import capturing
 from tests.blocks import Block, Net
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -126,6 +128,26 @@ def test_quantised_models(format: str) -> None:
         weight = jitgen.quantize(torch.randn(24, 16), format, None)
         for other in (model, eager):
             other.layers[0].up.weight = nn.Parameter(copy.deepcopy(weight).cuda(), requires_grad=False)
+
+
+def test_neither_garbage_nor_other_threads_end_a_capture() -> None:
+    """Garbage that holds a graph, at allocations at which Python would collect it, and memory of another thread."""
+    x = torch.randn(5, device="cuda")
+    older, graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(older):
+        x * 2
+    cycle: list[Any] = [older]
+    cycle.append(cycle)
+    with capturing(graph):
+        y = x + 1
+        del older, cycle
+        lists: list[list[int]] = [[] for _ in range(10_000)]
+        thread = threading.Thread(target=lambda: torch.empty(2**26, device="cuda"))
+        thread.start()
+        thread.join()
+    x.fill_(len(lists))
+    graph.replay()
+    assert y.tolist() == [10_001.0] * 5
 
 
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
