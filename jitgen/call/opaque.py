@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jitgen.frames import Function, run_as_it_is
+from jitgen.dynamo import Function, run_as_it_is
 
 REASON = "it is decorated with jitgen.jit, whose kernels run between the graphs of torch.compile"
 

@@ -14,7 +14,7 @@ from jitgen.families import registry
 from jitgen.families.lengths import LONGEST, length_of
 from jitgen.ir.body import Body
 from jitgen.ir.graph import Graph, Shape, topological
-from jitgen.ir.nodes import DEQUANTIZE, INPUT
+from jitgen.ir.nodes import BLOCKS, DEQUANTIZE, INPUT
 from jitgen.ir.program import Alias, Buffer, Kernel
 from jitgen.ir.regions import MAX_REGIONS, Region
 from jitgen.ir.symbols import Expr
@@ -148,9 +148,10 @@ def with_coarse(
 
 
 def with_constant_weights(kernels: Sequence[Kernel], graph: Graph) -> tuple[Kernel, ...]:
-    """Marks products of ``kernels`` as ``constant`` whose weights are codes of quantised weights of ``graph``."""
+    """Marks products of ``kernels`` as ``constant`` whose weights are codes of quantised weights of ``graph``. Codes
+    with scales of blocks may be tensors of a user's own, which kernels write."""
     changed = {number for number, _ in graph.mutated}
-    weights = (node for node in topological(graph.results) if node.kind is DEQUANTIZE)
+    weights = (node for node in topological(graph.results) if node.kind is DEQUANTIZE and node.attrs.layout != BLOCKS)
     tensors = (tensor.under_views for weight in weights for tensor in weight.inputs)
     codes = {tensor.attrs.number for tensor in tensors if tensor.kind is INPUT} - changed
     if not codes:

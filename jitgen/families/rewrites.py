@@ -16,7 +16,7 @@ from jitgen.kernel.operands import Call
 def rewritten(program: Program, call: Call, device: Device) -> Program:
     """Replaces each kernel of ``program`` that its family rewrites by several."""
     several = _with_several(program, call, device)
-    if device.dialect != "cuda" or not device.overlaps_launches:
+    if device.dialect != "cuda" or not device.overlaps_launches or not any(map(_are_by_ids, several.kernels)):
         return several
     pairs = zip((None, *several.kernels), several.kernels, strict=False)
     return replace(several, kernels=tuple(_settled(kernel, ahead, several) for ahead, kernel in pairs))

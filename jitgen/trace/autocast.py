@@ -43,6 +43,7 @@ FLOAT32: Mapping[str, frozenset[str]] = {
     "cpu": frozenset(
         (
             *(*_LOSSES, "binary_cross_entropy", "prod", "cdist", "trace", "quantile", "nanquantile"),
+            "fake_quantize_per_tensor_affine",
             *("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
             *("avg_pool3d", "max_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"),
             *("max_unpool2d", "max_unpool3d"),
