@@ -126,6 +126,8 @@ class MmaMainloop(BlockMainloop):
         *("contractions", "tokens", "row_tiles", "warps_n", "warps_k", "cluster", "depth", "window", "width"),
         "sums",
     )
+    packed: ClassVar[int] = 1
+    """How many of K are one element for the header, which takes pairs of bytes for elements."""
     tokens: int
     row_tiles: int
     warps_n: int
@@ -142,7 +144,7 @@ class MmaMainloop(BlockMainloop):
 
     @property
     def block_k(self) -> int:
-        return CHUNK * self.warps_k
+        return self.packed * CHUNK * self.warps_k
 
     @derived("{} warps a block")
     def warps(self) -> int:
@@ -190,10 +192,7 @@ class MmaCodes(MmaQuantized):
     elements."""
 
     path: ClassVar[str] = "codes"
-
-    @property
-    def block_k(self) -> int:
-        return 2 * CHUNK * self.warps_k
+    packed: ClassVar[int] = 2
 
 
 @dataclass(frozen=True)
@@ -209,10 +208,7 @@ class MmaBytes(MmaRows):
     elements."""
 
     path: ClassVar[str] = "bytes"
-
-    @property
-    def block_k(self) -> int:
-        return 2 * CHUNK * self.warps_k
+    packed: ClassVar[int] = 2
 
 
 @dataclass(frozen=True)

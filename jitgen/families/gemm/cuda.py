@@ -81,7 +81,7 @@ def build(
     return {
         "maps": [],
         "index": "int64_t" if schedule.wide else "int32_t",
-        "length": "params.k / 2" if isinstance(schedule, MmaBytes | MmaCodes) else "params.k",
+        "length": "params.k / 2" if isinstance(schedule, MmaMainloop) and schedule.packed > 1 else "params.k",
         "runs": regions[0]["run"] if regions[0]["run"] > 1 else 0,
         "mainloop": (*mainloop.headers, *((PLANES_HEADER,) if planes else ()), *((GROUPS_HEADER,) if grouped else ())),
         "prologue": None if first.x is not None else _prologue(first, layouts[0], dialect),
