@@ -16,11 +16,11 @@ from jitgen import settings
 from jitgen.call import eager_linear, linear_operator, traced_call
 from jitgen.call.eager_linear import quantized_linear
 from jitgen.call.function import JitFunction
-from jitgen.call.opaque import followed_as
 from jitgen.compilers import routes
 from jitgen.deploy import record
 from jitgen.dynamo import stand_ins
 from jitgen.errors import UnsupportedError
+from jitgen.frames import followed_as
 
 __all__ = ["JitFunction", "jit", "linear_operator", "quantized_linear", "traced_call"]
 

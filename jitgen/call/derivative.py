@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from jitgen.call.bound import Captures
-from jitgen.call.opaque import opaque
 from jitgen.call.signature import environment_of
 from jitgen.errors import UnsupportedError
+from jitgen.frames import opaque
 from jitgen.gradients.backward import Backward
 from jitgen.gradients.plan import Plan, inputs_reached, launched, plan
 from jitgen.gradients.replay import Replay

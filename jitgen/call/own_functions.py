@@ -17,8 +17,8 @@ import torch
 
 from jitgen import settings
 from jitgen.call.function import JitFunction
-from jitgen.call.opaque import followed_as
 from jitgen.errors import JitgenError
+from jitgen.frames import followed_as
 from jitgen.spec import DTYPES
 from jitgen.trace.own_functions import OwnFunction, applied, is_traced
 

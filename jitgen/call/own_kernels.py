@@ -25,11 +25,11 @@ import torch
 
 from jitgen import console, settings
 from jitgen.call.function import JitFunction
-from jitgen.call.opaque import followed_as
 from jitgen.call.resolver import MANY_TRACES
 from jitgen.call.table import Table
 from jitgen.codegen.python import PythonFunction
 from jitgen.errors import JitgenError, SharedMemoryError, TraceError, UnsupportedError
+from jitgen.frames import followed_as
 from jitgen.runtime.overlap import is_same
 from jitgen.runtime.zones import Zones
 from jitgen.trace.kernels.c_kernel import CKernel, of_launch

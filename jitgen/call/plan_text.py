@@ -10,10 +10,10 @@ import torch
 from torch.autograd import forward_ad
 
 from jitgen.call import observers, warm
-from jitgen.call.opaque import opaque
 from jitgen.call.signature import is_object
 from jitgen.codegen.python import block
 from jitgen.errors import UnsupportedError
+from jitgen.frames import opaque
 from jitgen.quant.formats import find
 
 MISSING = object()

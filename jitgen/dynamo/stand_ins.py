@@ -1,6 +1,6 @@
 """Defines what Dynamo traces in place of a call of a decorated function, and of the look-up of a decorated method.
 
-``jitgen.api`` marks both (``call/opaque.py``); nothing here is imported or run by calls outside of torch.compile.
+``jitgen.api`` marks both (``jitgen/frames.py``); nothing here is imported or run by calls outside of torch.compile.
 """
 
 from __future__ import annotations

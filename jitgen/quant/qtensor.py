@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 
-from jitgen.dynamo import run_as_it_is
 from jitgen.errors import FormatError, UnsupportedError
 from jitgen.forks import Lock
+from jitgen.frames import run_as_it_is
 from jitgen.quant import distributed, exported, fakes, layouts, slices
 from jitgen.quant.activations import check_activation
 from jitgen.quant.decode import decode

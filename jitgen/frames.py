@@ -1,19 +1,31 @@
-"""Keeps Dynamo out of the call of a decorated function, which becomes an operator of its graph.
+"""Keeps Dynamo out of frames of jitgen: calls of decorated functions, and what a quantised weight does in torch.
 
 Dynamo would follow a call into jitgen's look-ups, and on a cold call into the tracer, which it does not understand. So
 it is led elsewhere: where it traces, a function that is ``followed_as`` another is that other one
 (``jitgen/dynamo/stand_ins.py``). What is ``opaque`` is neither followed nor compiled: Dynamo ends its graph before it,
 runs it, and goes on behind it (a "graph break"). With ``fullgraph=True`` it says so in an error that has ``REASON``.
+What is ``run_as_it_is`` is followed, but not compiled where Python runs it between two graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from jitgen.dynamo import Function, run_as_it_is
+from torch._C._dynamo import eval_frame
 
 REASON = "it is decorated with jitgen.jit, whose kernels run between the graphs of torch.compile"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def run_as_it_is(function: Function) -> Function:
+    """Returns ``function``, of whose frames, and those of what it calls, Dynamo compiles none. Where it traces a
+    caller, it follows the function as any other."""
+    code: Any = function.__code__
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+    return function
 
 
 def opaque(function: Function) -> Function:
