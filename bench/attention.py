@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import MOST_ERROR, Bench, Measurement, condensed, relative_error
+from bench.measurement import Bench, Measurement, attempted, condensed, relative_error
 from bench.sizes import log_uniform
 from bench.timing import medians
 from jitgen.spec import dtype_name
@@ -165,7 +165,7 @@ def run(bench: Bench) -> Iterator[Measurement]:
     with torch.no_grad():
         for case in CASES if bench.device == "cuda" else CPU_CASES:
             for dtype in dtypes:
-                yield from measure(case, dtype, bench, "attention")
+                yield from _attempted(case, dtype, bench, "attention")
 
 
 def draw(source: random.Random, device: str) -> Case:
@@ -205,7 +205,11 @@ def sweep(bench: Bench) -> Iterator[Measurement]:
     dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
     with torch.no_grad():
         for _ in range(bench.cases):
-            yield from measure(draw(source, bench.device), dtype, bench, SWEEP)
+            yield from _attempted(draw(source, bench.device), dtype, bench, SWEEP)
+
+
+def _attempted(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterator[Measurement]:
+    return attempted(measure(case, dtype, bench, group), bench, group, str(case), dtype_name(dtype))
 
 
 def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterator[Measurement]:
@@ -228,7 +232,6 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
         plan = jitgen.jit(backend=backend)(function).bind(*first)
         error = error_of(function, first, plan(*first, out=torch.full_like(first[0], math.nan)))
         own: list[Callable[[], Any]] = [partial(plan, *each) for each in copies]
-        wrong = [] if error <= MOST_ERROR[dtype] else [f"wrong: an error of {error:.1e}"]
         yield Measurement(
             group=group,
             name=str(case),
@@ -240,7 +243,7 @@ def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterato
             error=error,
             moved=case.moved * dtype.itemsize,
             flops=case.flops,
-            notes=(*notes, *wrong),
+            notes=tuple(notes),
         )
 
 
@@ -265,7 +268,6 @@ def summary(measurements: Sequence[Measurement]) -> list[str]:
             cases.setdefault(f"{found.backend}, {found.dtype}", []).append(
                 (ratio, f"{ratio:.2f} of {peer}: {found.name}")
             )
-        lines += [f"{found.backend}, {found.name}: {note}" for note in found.notes if note.startswith("wrong")]
     for kind, ratios in cases.items():
         ratios.sort()
         lines.append(f"{kind}: {condensed([ratio for ratio, _ in ratios])}:")

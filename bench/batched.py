@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 import jitgen
-from bench.measurement import Bench, Measurement, relative_error
+from bench.measurement import Bench, Measurement, attempted, relative_error
 from bench.timing import medians
 from jitgen.spec import dtype_name
 
@@ -29,7 +29,12 @@ def run(bench: Bench) -> Iterator[Measurement]:
     with torch.no_grad():
         for dtype in dtypes:
             for shape in (*SHAPES, *ODD_SHAPES):
-                yield from measure(shape, dtype, bench)
+                name = name_of(*shape)
+                yield from attempted(measure(shape, dtype, bench), bench, "batched", name, dtype_name(dtype), shape)
+
+
+def name_of(batch: int, rows: int, columns: int, length: int) -> str:
+    return f"bmm of {batch} x ({rows}, {columns}, {length})"
 
 
 def measure(
@@ -58,7 +63,7 @@ def measure(
         seconds = medians({"jitgen": calls, "torch.bmm": peers}, bench.device, bench.budget)
         yield Measurement(
             group=group,
-            name=f"bmm of {batch} x ({rows}, {columns}, {length})",
+            name=name_of(*shape),
             device=bench.device,
             backend=backend,
             dtype=dtype_name(dtype),

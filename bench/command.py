@@ -59,7 +59,7 @@ def bench(
 
     NAMES are groups; if there is none, all but sweep, formats, packing and compiles. Sweep measures matrix products
     and, on a GPU, attention of random sizes, and with the name of a group, products, batched, attention or reductions,
-    cases of that group.
+    cases of that group. Exits with 1 where a case failed or computed something wrong, after all others.
     """
     from bench import attention, formats, packing, reductions, sweep
     from bench.measurement import environment
@@ -75,15 +75,23 @@ def bench(
             case = f"{measurement.group}: {measurement.name} {measurement.dtype} {measurement.backend}"
             say(f"{len(measurements)} done, the last {case}")
             if path is not None:  # after each, so that a run that is stopped has lost nothing
-                records.write(path, {"environment": facts, "measurements": [each.to_json() for each in measurements]})
+                records.write(path, records.record(facts, measurements, complete=False))
+    if path is not None:
+        records.write(path, records.record(facts, measurements, complete=True))
     if plot is not None:
         _draw(plot, measurements)
     print_table(
         ("group", "case", "backend", "dtype", "jitgen", "rate", "error", "peers"), list(map(_row, measurements))
     )
-    for module in (sweep, attention, reductions, formats, packing):
-        for line in module.summary(measurements):
+    timed = [measurement for measurement in measurements if not measurement.failure]
+    for line in sweep.summary(measurements):
+        click.echo(line)
+    for module in (attention, reductions, formats, packing):
+        for line in module.summary(timed):
             click.echo(line)
+    if failed := records.failures([measurement.to_json() for measurement in measurements]):
+        click.echo("\n".join(records.told(failed, len(measurements))), err=True)
+        raise click.exceptions.Exit(1)
 
 
 def _draw(directory: Path, measurements: Sequence[Measurement]) -> None:

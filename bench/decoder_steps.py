@@ -40,6 +40,7 @@ from torch import Tensor
 import jitgen
 from bench import llama_block
 from bench.measurement import made, relative_error
+from bench.records import end
 
 LAYERS = 32
 """Layers of the model that times are extrapolated to."""
@@ -470,6 +471,7 @@ def main() -> None:
             wait(True, options.prebuild + 20)
         for group in dict.fromkeys(case.group for case in CASES if (case.tokens > 1) == prompts):
             measure(decoder, [case for case in CASES if case.group == group], bandwidth, say)
+    end(rows)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 import jitgen
 from bench import measurement
 from bench.prebuild import compile_each
+from bench.records import end
 from bench.timing import graph_seconds
 
 SHAPES = {"qwen3-30b": (128, 8, 2048, 768), "mixtral": (8, 2, 4096, 14336), "gpt-oss-20b": (32, 4, 2880, 2880)}
@@ -210,6 +211,7 @@ def main() -> None:
             print(shape, format, f"{time.time() - started:.0f} s", flush=True)
             record = measurement.made("bench.experts") | {"layers": LAYERS, "results": results}
             options.output.write_text(json.dumps(record, indent=1))
+    end(results)
 
 
 if __name__ == "__main__":

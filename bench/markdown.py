@@ -14,6 +14,7 @@ from typing import Any
 
 from bench import attention, chart, plots, sweep
 from bench.measurement import duration
+from bench.records import failure_of, failures, line_of
 
 RATES = (("bytes_per_second", "GB/s"), ("flops_per_second", "GFLOP/s"))
 """The rates a row may have, each with the unit of its billions; the last one that it has is printed."""
@@ -21,7 +22,8 @@ RATES = (("bytes_per_second", "GB/s"), ("flops_per_second", "GFLOP/s"))
 
 def tables(content: Mapping[str, Any]) -> str:
     """The figures of one machine: a line with the environment, throughput compared with peers, and times of calls."""
-    environment, rows = content["environment"], content["measurements"]
+    environment, measured = content["environment"], content["measurements"]
+    rows = [row for row in measured if not failure_of(row)]
     known = ("gpu", "driver", "cuda") if "gpu" in environment else ("cpu", "threads", "target")
     facts = [f"{name} {environment[name]}" for name in (*known, "torch", "triton", "compiler", "commit")]
     one_size = [
@@ -32,7 +34,8 @@ def tables(content: Mapping[str, Any]) -> str:
         [row for row in rows if row["group"] == group] for group in ("rows", "columns", "reductions", "products")
     ]
     calls = [row for row in rows if row["group"] in ("overhead", "coldstart")]
-    swept = [row for row in rows if row["group"] in (sweep.SWEEP, sweep.EPILOGUES)]
+    swept = [row for row in measured if row["group"] in (sweep.SWEEP, sweep.EPILOGUES)]
+    failed = [one for one in failures(measured) if one["group"] not in (sweep.SWEEP, sweep.EPILOGUES)]
     blocks = [", ".join(facts) + "."]
     blocks += [_one_size(cases) for cases in one_size if cases]
     blocks += [_by_size(cases) for cases in by_size if cases]
@@ -40,6 +43,8 @@ def tables(content: Mapping[str, Any]) -> str:
         blocks += _sweep(swept)
     if calls:
         blocks.append(_table(("call", "backend", "time", "peers"), map(_call, calls)))
+    if failed:
+        blocks += ["Cases that failed:", "\n".join(f"- {line}" for line in map(line_of, failed))]
     return "\n\n".join(blocks)
 
 

@@ -9,14 +9,16 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.records import failure_of
 from jitgen._version import __version__
+from jitgen.spec import dtype_name
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ class Measurement:
         own = self.seconds.get("jitgen", math.nan)
         return {peer: time / own for peer, time in self.seconds.items() if peer != "jitgen"}
 
+    @property
+    def failure(self) -> str:
+        """Why the case has no times; empty where it has them."""
+        return failure_of({"seconds": self.seconds, "notes": self.notes})
+
     def to_json(self) -> dict[str, Any]:
         own = self.seconds.get("jitgen", math.inf)
         rates = {"bytes_per_second": self.moved / own, "flops_per_second": self.flops / own}
@@ -98,6 +105,30 @@ class Measurement:
 MOST_ERROR = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-16}
 """Relative errors above which a result is wrong: rounded weights and results add up to 2^-8 at most in bfloat16 and to
 2^-11 in float16; in float32 sums of 2^14 products in any order to 2^-16, as their errors' squares add up."""
+
+
+def judged(measurement: Measurement) -> Measurement:
+    """``measurement``; without its times, and with a note, where its result is wrong."""
+    most = {dtype_name(dtype): error for dtype, error in MOST_ERROR.items()}.get(measurement.dtype)
+    if most is None or measurement.failure or (measurement.error or 0.0) <= most:
+        return measurement
+    return replace(measurement, seconds={}, notes=(*measurement.notes, f"wrong: an error of {measurement.error:.1e}"))
+
+
+def attempted(
+    measurements: Iterator[Measurement], bench: Bench, group: str, name: str, dtype: str = "", shape: Sequence[int] = ()
+) -> Iterator[Measurement]:
+    """The ``measurements`` of one case, each ``judged``. If they end in an error, every backend that has none by then
+    has one that says why; so the cases after this one are measured."""
+    waiting = list(bench.backends)
+    try:
+        for measurement in measurements:
+            waiting = [backend for backend in waiting if backend != measurement.backend]
+            yield judged(measurement)
+    except Exception as error:
+        notes = (f"failed: {type(error).__name__}: {str(error)[:300]}",)
+        for backend in waiting or bench.backends:
+            yield Measurement(group, name, bench.device, backend, dtype, tuple(shape), {}, notes=notes)
 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import jitgen
 from bench.measurement import made, relative_error
-from bench.records import write
+from bench.records import end, write
 from bench.timing import medians
 
 Function = Callable[..., Any]
@@ -364,6 +364,7 @@ def main() -> None:
         print(*(f"{key} {value:.3g}" if isinstance(value, float) else f"{value}" for key, value in row.items()))
         if options.json:
             write(options.json, record | {"rows": rows})
+    end(rows)
 
 
 if __name__ == "__main__":

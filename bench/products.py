@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import jitgen
 from bench import humming_products
-from bench.measurement import Bench, Measurement, relative_error
+from bench.measurement import Bench, Measurement, attempted, relative_error
 from bench.timing import Call, medians, trial
 from jitgen.quant.formats import find
 from jitgen.quant.layouts.portable import unpack_codes
@@ -296,4 +296,5 @@ def product_error(
 def run(bench: Bench) -> Iterator[Measurement]:
     with torch.no_grad():
         for product, rows in _cases(bench):
-            yield from measure(product, rows, bench)
+            found = measure(product, rows, bench)
+            yield from attempted(found, bench, "products", product.name, dtype_name(product.dtype))

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import Bench, Measurement, condensed
+from bench.measurement import Bench, Measurement, attempted, condensed
 from bench.prebuild import Build, gpu_target, prebuild
 from bench.rows import REDUCTIONS, Reduction, softmax, softmax_eager
 from bench.sizes import log_uniform
 from bench.streaming import Case, measure, measure_all
+from jitgen.spec import dtype_name
 
 
 def total(x: torch.Tensor) -> torch.Tensor:
@@ -141,7 +142,8 @@ def sweep(bench: Bench) -> Iterator[Measurement]:
             for backend in bench.backends
         )
     for reduction, rows, columns, dtype in drawn:
-        yield from measure(reduction.case(columns, rows, (dtype,), f"{rows} "), dtype, bench, SWEEP)
+        case = reduction.case(columns, rows, (dtype,), f"{rows} ")
+        yield from attempted(measure(case, dtype, bench, SWEEP), bench, SWEEP, case.name, dtype_name(dtype))
 
 
 def specs_of(reduction: Reduction, rows: int, columns: int, dtype: torch.dtype) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from bench.measurement import Bench, Measurement, relative_error
+from bench.measurement import Bench, Measurement, attempted, relative_error
 from bench.timing import medians
 from jitgen.spec import dtype_name
 
@@ -155,7 +155,7 @@ def run(bench: Bench) -> Iterator[Measurement]:
 def measure_all(cases: Iterable[Case], bench: Bench, group: str) -> Iterator[Measurement]:
     for case in cases:
         for dtype in case.dtypes:
-            yield from measure(case, dtype, bench, group)
+            yield from attempted(measure(case, dtype, bench, group), bench, group, case.name, dtype_name(dtype))
 
 
 def measure(case: Case, dtype: torch.dtype, bench: Bench, group: str) -> Iterator[Measurement]:

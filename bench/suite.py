@@ -23,7 +23,7 @@ from bench import (
     streaming,
     sweep,
 )
-from bench.measurement import Bench, Measurement
+from bench.measurement import Bench, Measurement, attempted
 from jitgen.errors import UnsupportedError
 
 RUNS = {
@@ -95,7 +95,8 @@ def configure(
 
 
 def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Measurement]:
-    """The measurements of the groups ``names``, or of all groups, one by one as they are taken.
+    """The measurements of the groups ``names``, or of all groups, one by one as they are taken. Where one fails that no
+    case is attempted of by itself, the rest of its group is left out, and a measurement says so.
 
     ``jobs``: if above 1, that many processes first compile what torch.compile needs for the groups in ``AHEAD``.
     """
@@ -111,4 +112,4 @@ def run(bench: Bench, names: Sequence[str] = (), jobs: int = 1) -> Iterator[Meas
         if unknown:
             raise UnsupportedError(f"bench: no sweep of {unknown}; there is one of {', '.join(SWEEPS)}")
     for name in names or default:
-        yield from runs[name](bench)
+        yield from attempted(runs[name](bench), bench, name, "the rest of the group")

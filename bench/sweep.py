@@ -8,7 +8,7 @@ weight as one of its group of 32, 64 or 128; half of them have a large odd facto
 of 256. Every third product is timed with bias and gelu too, in alternation.
 
 On a GPU other processes compile what is measured next, of jitgen and of humming (``compiled_ahead``), and a sweep may
-end after ``Bench.seconds``. A case that raises, or whose result is wrong (``measurement.MOST_ERROR``), has failed: it
+end after ``Bench.seconds``. A case that raises, or whose result is wrong (``measurement.attempted``), has failed: it
 has no times, and its notes say why. ``tabulated`` condenses a sweep by kinds and ranges of rows.
 """
 
@@ -31,9 +31,10 @@ import torch
 import jitgen
 from bench import attention, batched, humming_products
 from bench.epilogues import biased
-from bench.measurement import MOST_ERROR, Bench, Measurement
+from bench.measurement import Bench, Measurement, attempted
 from bench.prebuild import Compiled, compiling, gpu_target, importing
 from bench.products import Product, linear, measure
+from bench.records import failure_of
 from bench.sizes import log_uniform, side
 from jitgen.spec import dtype_name
 
@@ -80,8 +81,6 @@ WINDOW = 2 * len(CYCLE["cuda"])
 POLL = 0.02
 """Seconds between two looks for one."""
 WORST = 5
-FAILED = ("failed", "wrong")
-"""How a note begins that says why a case has no times."""
 Row = Mapping[str, Any]
 
 
@@ -282,24 +281,10 @@ def run(bench: Bench, kinds: Sequence[str] | None = None) -> Iterator[Measuremen
             pending.remove(case)
             if ahead is not None:
                 ahead.report(case)
-            yield from _attempted(case, bench)
+            yield from attempted(case.measured(bench), bench, SWEEP, str(case), dtype_name(case.dtype), case.shape)
             if on_gpu:
                 torch.cuda.synchronize()  # raises where a kernel has broken the context: no further case would be timed
                 torch.cuda.empty_cache()
-
-
-def _attempted(case: Case, bench: Bench) -> Iterator[Measurement]:
-    """The measurements of a case, or why it has failed."""
-    try:
-        for found in case.measured(bench):
-            if not (found.error or 0.0) <= MOST_ERROR[case.dtype]:
-                found = replace(found, seconds={}, notes=(*found.notes, f"wrong: an error of {found.error:.1e}"))
-            yield found
-    except Exception as error:
-        notes = (f"failed: {type(error).__name__}: {str(error)[:300]}",)
-        dtype = dtype_name(case.dtype)
-        for backend in bench.backends:
-            yield Measurement(SWEEP, str(case), bench.device, backend, dtype, case.shape, {}, notes=notes)
 
 
 def batches(bench: Bench) -> Iterator[Measurement]:
@@ -316,11 +301,6 @@ def kind_of(row: Row) -> str:
     """The kind of a case, of a measurement as ``Measurement.to_json`` has it."""
     kind: str = row["name"].partition(":")[0]
     return kind
-
-
-def failure_of(row: Row) -> str:
-    """Why a case has no times; empty where it has them."""
-    return next((note for note in row["notes"] if note.startswith(FAILED)), "")
 
 
 def ratio_of(row: Row) -> tuple[float, str]:

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from bench.measurement import cpu_model, made
+from bench.records import end
 from jitgen.models import graphs
 
 SIZES: dict[str, dict[str, int]] = {
@@ -399,6 +400,7 @@ def main() -> None:
         import jitgen
 
         say({"report": str(jitgen.report(model))})
+    end(rows)
 
 
 if __name__ == "__main__":

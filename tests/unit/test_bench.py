@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bench import (
     NOT_BY_DEFAULT,
     ahead,
     attention,
+    batched,
     columns,
     decoder_steps,
     formats,
@@ -32,6 +34,7 @@ from bench import (
     measurement,
     overhead,
     packing,
+    products,
     reductions,
     rows,
     streaming,
@@ -403,9 +406,76 @@ def test_the_command_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all({"seconds", "ratios", "error", "dtype", "shape"} <= set(row) for row in content["measurements"])
 
 
+def test_cases_that_fail_are_named_and_the_others_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(name: str, error: float) -> measurement.Measurement:
+        return measurement.Measurement(
+            "rows", name, "cpu", "cpp", "float32", (1,), {"jitgen": 2.0, "eager": 6.0}, error
+        )
+
+    def run(bench: measurement.Bench) -> Iterator[measurement.Measurement]:
+        yield of("right", 1e-7)
+        yield of("wrong", 1e-3)
+        yield of("unwritten", math.nan)
+        raise ValueError("why")
+
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr(suite, "configure", lambda *_: TINY)
+    monkeypatch.setitem(suite.RUNS, "rows", run)
+    monkeypatch.setitem(suite.RUNS, "columns", lambda bench: iter([of("next", 1e-7)]))
+    result = CliRunner().invoke(jitgen, ["bench", "rows", "columns", "--json", str(path), "--plot", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.stderr.partition("3 of 5 measurements failed:\n")[2].splitlines() == [
+        "  rows: cpp, wrong, float32: wrong: an error of 1.0e-03",
+        "  rows: cpp, unwritten, float32: wrong: an error of nan",
+        "  rows: cpp, the rest of the group: failed: ValueError: why",
+    ]
+    content = json.loads(path.read_text())
+    assert content["complete"]
+    assert [failure["name"] for failure in content["failed"]] == ["wrong", "unwritten", "the rest of the group"]
+    assert [bool(row["ratios"]) for row in content["measurements"]] == [True, False, False, False, True]
+    text = markdown.tables(content)
+    assert "- rows: cpp, wrong, float32: wrong: an error of 1.0e-03" in text
+    assert "| unwritten |" not in text
+
+
+@pytest.mark.parametrize("group", ["streaming", "attention", "batched", "products"])
+def test_a_case_that_fails_leaves_the_next_to_be_measured(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Iterator[Any]:
+        raise ValueError("why")
+        yield
+
+    module = {"streaming": streaming, "attention": attention, "batched": batched, "products": products}[group]
+    monkeypatch.setattr(module, "measure", fails)
+    found = list(suite.run(TINY, [group]))
+    assert len({each.name for each in found}) > 2
+    assert {each.failure for each in found} == {"failed: ValueError: why"}
+
+
+def test_a_backend_that_was_measured_has_not_failed() -> None:
+    def measured() -> Iterator[measurement.Measurement]:
+        yield measurement.Measurement("rows", "one", "cuda", "cuda", "float32", (1,), {"jitgen": 2.0})
+        raise ValueError("why")
+
+    found = list(measurement.attempted(measured(), H200, "rows", "one"))
+    assert [(each.backend, each.failure) for each in found] == [("cuda", ""), ("triton", "failed: ValueError: why")]
+
+
+def test_a_run_that_is_stopped_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(bench: measurement.Bench) -> Iterator[measurement.Measurement]:
+        yield measurement.Measurement("rows", "one", "cpu", "cpp", "float32", (1,), {"jitgen": 2.0})
+        raise KeyboardInterrupt
+
+    path = tmp_path / "rows.json"
+    monkeypatch.setattr(suite, "configure", lambda *_: TINY)
+    monkeypatch.setitem(suite.RUNS, "rows", run)
+    assert CliRunner().invoke(jitgen, ["bench", "rows", "--json", str(path)]).exit_code == 1
+    content = json.loads(path.read_text())
+    assert (content["complete"], len(content["measurements"])) == (False, 1)
+
+
 def test_sizes_stand_side_by_side_in_a_table() -> None:
     def row(name: str, seconds: float, **ratios: float) -> dict[str, object]:
-        each = {"group": "rows", "backend": "cuda", "dtype": "float32", "name": name}
+        each = {"group": "rows", "backend": "cuda", "dtype": "float32", "name": name, "notes": ()}
         return each | {"seconds": {"jitgen": seconds}, "ratios": ratios}
 
     names = ("softmax, 64 rows of 1024", "softmax, rows of 16384", "softmax, rows of 4096")
@@ -474,7 +544,10 @@ def test_decoding_is_measured_on_every_route_with_every_batch(monkeypatch: pytes
     monkeypatch.setattr("sys.argv", ["whole_models", *arguments])
     with torch._dynamo.config.patch(recompile_limit=8):  # which the command sets; monkeypatch would delete it
         whole_models.main()
-    assert measured == [("eager", 1), ("eager", 8), ("inductor", 1), ("inductor", 8)]
+        assert measured == [("eager", 1), ("eager", 8), ("inductor", 1), ("inductor", 8)]
+        monkeypatch.setattr(whole_models, "decode", lambda *_: 1 / 0)
+        with pytest.raises(SystemExit, match="4 of 4 rows failed"):
+            whole_models.main()
 
 
 def test_decoding_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import json
 import math
 import random
 import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -75,7 +77,7 @@ def test_a_case_that_fails_or_is_wrong_has_no_times(monkeypatch: pytest.MonkeyPa
     for row in rows:
         expected = "failed: ValueError: why" if row["name"].startswith("float32") else ""
         expected = expected or ("wrong: an error of nan" if row["shape"][-3] < 100 else "")
-        assert sweep.failure_of(row) == expected
+        assert records.failure_of(row) == expected
         assert bool(row["ratios"]) == (not expected)
     table = {line[0]: line for line in sweep.tabulated(rows) if line[2] == "all"}
     assert table["float32"][3:] == ("6", "-", "-", "-", "-", "6")
@@ -104,12 +106,12 @@ def test_the_first_case_that_is_compiled_is_measured_next(monkeypatch: pytest.Mo
     measured: list[sweep.Case] = []
     ahead = mock.Mock(ready=lambda case: case not in late or len(measured) > 100, report=reported.append)
 
-    def attempted(case: sweep.Case, bench: Bench) -> Iterator[Measurement]:
+    def attempt(case: sweep.Case, bench: Bench) -> Iterator[Measurement]:
         measured.append(case)
         yield from ()
 
     monkeypatch.setattr(sweep, "compiled_ahead", lambda *_: contextlib.nullcontext(ahead))
-    monkeypatch.setattr(sweep, "_attempted", attempted)
+    monkeypatch.setattr(sweep.Case, "measured", attempt)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     assert not list(sweep.run(GPU))
@@ -156,9 +158,45 @@ def test_parts_of_a_sweep_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     names = sorted(row["name"] for row in joined["measurements"])
     assert names == sorted(each.name for each in sweep.run(whole))
     assert joined["environment"]["command"] == "part 1; part 2; part 3"
+    with pytest.raises(ValueError, match="are the parts 1/3 2/3: give 1/3 2/3 3/3, each once"):
+        records.joined(parts[:2])
+    with pytest.raises(ValueError, match="are the parts 1/3 2/3 2/3 3/3"):
+        records.joined([*parts, parts[1]])
     parts[2]["environment"]["settings"]["seed"] = 8
     with pytest.raises(ValueError, match="differ in settings"):
         records.joined(parts)
+
+
+@pytest.mark.parametrize("ends", ["well", "failed", "stopped"])
+def test_parts_that_failed_or_were_stopped_are_told_of(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for first in (1, 2):
+        facts = {"command": f"part {first}", "settings": {"part": (first, 2)}}
+        failed = ends == "failed" and first == 2
+        times, notes = ({}, ("failed: ValueError: why",)) if failed else ({"jitgen": 1e-6}, ())
+        measurement = Measurement("sweep", f"int4: {first}", "cpu", "cpp", "float32", (1, 8, 8), times, notes=notes)
+        part = records.record(facts, [measurement], complete=not (ends == "stopped" and first == 2))
+        files.append(tmp_path / f"{first}.json")
+        records.write(files[-1], part)
+    whole = tmp_path / "whole.json"
+    monkeypatch.setattr("sys.argv", ["records", str(whole), *map(str, files)])
+    assert records.main() == (ends != "well")
+    content, told = json.loads(whole.read_text()), capsys.readouterr().err
+    assert len(content["measurements"]) == 2
+    assert content["complete"] == (ends != "stopped")
+    assert [failure["name"] for failure in content["failed"]] == ["int4: 2"] * (ends == "failed")
+    if ends == "failed":
+        assert "1 of 2 measurements failed:\n  sweep: cpp, int4: 2, float32: failed: ValueError: why\n" in told
+    elif ends == "stopped":
+        assert told == f"{files[1]} is of a run that was stopped\n"
+    else:
+        assert told == ""
+    monkeypatch.setattr("sys.argv", ["records", str(whole), str(files[0])])
+    with pytest.raises(SystemExit):
+        records.main()
+    assert "measure again what is missing" in capsys.readouterr().err
 
 
 def test_a_sweep_of_reductions_has_odd_rows_and_columns_of_every_magnitude() -> None:
