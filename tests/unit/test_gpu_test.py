@@ -19,7 +19,7 @@ from tools import cards, device_record, gpu_code, gpu_test, processes
 CHECKOUT = gpu_code.CHECKOUT
 
 TESTS = '''
-import ctypes, os, signal, time
+import ctypes, fcntl, os, signal, time
 from pathlib import Path
 import pytest
 
@@ -31,12 +31,19 @@ def hang():
         os.write(2, b"jitgen_f: block: [0,0,0], thread: [1,0,0] `block_full` a wait of more than 2^34 cycles\\n")
         raise RuntimeError("device-side assert triggered")
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    BUSY.write_text(str(os.getpid()))
+    file = BUSY.open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
     while True:
         ctypes.PyDLL(None).sleep(1000)
 
 def card_is_taken():
-    return BUSY.exists() and Path(f"/proc/{BUSY.read_text() or 0}").exists()
+    """Whether a test hangs: it holds a lock, which ends with its process."""
+    try:
+        with BUSY.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 @pytest.mark.parametrize("number", range(8))
 def test_right(number):
@@ -90,7 +97,7 @@ def _environment() -> dict[str, str]:
 
 
 def test_a_test_that_hangs_is_named_and_the_others_are_reported(tmp_path: Path) -> None:
-    found = run(tmp_path, TESTS, 3, gpu_test.Limits(test=2.0, whole=200.0))
+    found = run(tmp_path, TESTS, 3, gpu_test.Limits(test=4.0, whole=200.0))
     assert found["hangs"] == ["test_fake.py::test_hangs"]
     wait = "jitgen_f: block: [0,0,0], thread: [1,0,0] `block_full` a wait of more than 2^34 cycles"
     assert found["waits"] == {"test_fake.py::test_hangs": f"{wait}: RuntimeError: device-side assert triggered"}
