@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 _KEYS = torch._C._TorchDispatchModeKey
 
@@ -36,8 +37,9 @@ def real(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
 
 
 def with_numbers() -> AbstractContextManager[Any]:
-    """Enters a context in which what is computed of numbers alone has values, also under a mode of fake tensors."""
-    return nullcontext() if is_recorded() else unset_fake_temporarily()
+    """Enters a context in which what is computed of numbers alone has values, also under a mode of fake tensors or one
+    that records a graph."""
+    return _disable_current_modes() if is_recorded() else unset_fake_temporarily()
 
 
 def is_recorded() -> bool:

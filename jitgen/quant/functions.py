@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -210,7 +211,7 @@ def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTen
     return tensor._alias(transposed=tensor.transposed != swapped)
 
 
-# ------------------------------------------------------------------------------------------------------------- rows
+# ------------------------------------------------------------------------------------------- matrices, rows, columns
 
 
 _WHOLE = slice(None)
@@ -218,50 +219,108 @@ _WHOLE = slice(None)
 
 @handles(T.__getitem__)
 def _getitem(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    tensor = args[0]
+    first, *others = _by_dimension(func, args)
+    whole = all(_is_whole(other) for other in others)
+    if _is_whole(first) and whole:
+        return tensor._alias()
+    if tensor.token.experts is None:
+        if not isinstance(others[0], slice):
+            refuse(func, args)
+        rows = tensor if _is_whole(first) else _pieces(func, (tensor, first), kwargs)[0]
+        return rows if whole else _pieces(func, (rows, (_WHOLE, *others)), kwargs)[0]
+    matrices = _matrices(func, tensor, first)
+    if not whole and matrices.token.experts is not None:
+        refuse(func, args)
+    return matrices if whole else _getitem(func, (matrices, tuple(others)), kwargs)
+
+
+def _by_dimension(func: Any, args: tuple[Any, ...]) -> list[Any]:
+    """Returns the index of each dimension of a weight, by a key that may leave some out or abbreviate them by ``...``;
+    there is no new dimension."""
     tensor, key = args
-    if tensor.token.experts is not None:
-        if isinstance(key, torch.Tensor) and key.dim() == 1 and key.dtype in (torch.int64, torch.int32):
-            return tensor.chosen(key)
-        if isinstance(key, torch.Tensor) and key.dim() > 1:
+    keys = list(key) if isinstance(key, tuple) else [key]
+    dots = [number for number, one in enumerate(keys) if one is Ellipsis]
+    left = len(tensor.token.shape) - len(keys) + len(dots)
+    if len(dots) > 1 or left < 0 or any(one is None or isinstance(one, bool) for one in keys):
+        refuse(func, args)
+    at = dots[0] if dots else len(keys)
+    return [*keys[:at], *[_WHOLE] * left, *keys[at + len(dots) :]]
+
+
+def _is_whole(index: Any) -> bool:
+    return isinstance(index, slice) and index == _WHOLE
+
+
+def _matrices(func: Any, tensor: QTensor, index: Any) -> QTensor:
+    """Returns those of the matrices of ``tensor`` that ``index`` chooses: one for a number, else several."""
+    if isinstance(index, torch.Tensor) and index.dtype in _IDS:
+        if index.dim() > 1:
             raise UnsupportedError(
-                f"matrices of a quantised weight by ids of {key.dim()} dimensions, outside of jitgen.jit; flatten "
+                f"matrices of a quantised weight by ids of {index.dim()} dimensions, outside of jitgen.jit; flatten "
                 "them, w[ids.flatten()], and unflatten what the product returns"
             )
-        if isinstance(key, torch.Tensor) and key.dim() == 0 and not key.is_floating_point():
-            if key.dtype == torch.bool:
-                refuse(func, args)
-            if isinstance(key, FakeTensor):  # of torch.compile, which asks for the shape alone
-                return tensor.chosen(key.reshape(1)).expert(0)
-            key = int(key)
-        if isinstance(key, slice):
-            return tensor.chosen(torch.arange(tensor.token.experts, device=tensor.device)[key])
-        if type(key) is not int:
+        if index.dim() == 1:
+            return tensor.chosen(index)
+        if isinstance(index, FakeTensor):  # of torch.compile, which asks for the shape alone
+            return tensor.chosen(index.reshape(1)).expert(0)
+        return tensor.expert(int(index))
+    if isinstance(index, Integral):
+        return tensor.expert(int(index))
+    numbers = torch.arange(tensor.token.experts or 0, device=tensor.device)[index]
+    if numbers.dim() != 1:
+        refuse(func, (tensor, index))
+    return tensor.chosen(numbers)
+
+
+_IDS = (torch.int64, torch.int32)
+_DIM = {"select": 0, "narrow": 0, "index_select": 0, "unbind": 0, "chunk": 1, "split": 1, "tensor_split": 1}
+"""Functions along one dimension, and where that is among the arguments behind the tensor."""
+
+
+@handles(*(getattr(module, name) for name in _DIM for module in (T, torch)))
+def _along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor | tuple[QTensor, ...]:
+    """Returns the matrices, rows or columns of a weight that ``func`` selects, as new weights."""
+    (tensor, *rest), count, name = args, args[0].token.experts, func.__name__
+    if count is None:
+        if name in ("select", "unbind"):  # a row of a matrix is no matrix
             refuse(func, args)
-        return tensor.expert(key)
-    first, *others = key if isinstance(key, tuple) else (key,)
-    others = [other for other in others if other is not Ellipsis]
-    if first is Ellipsis or len(others) > 1 or any(not isinstance(other, slice) for other in others):
-        refuse(func, args)
-    if first != _WHOLE or not others:
-        tensor = _pieces(func, (tensor, first), kwargs)[0]
-    return tensor if not others or others[0] == _WHOLE else _pieces(func, (tensor, (_WHOLE, *others)), kwargs)[0]
+        pieces = _pieces(func, args, kwargs)
+    else:
+        at = _DIM[name]
+        if (rest[at] if len(rest) > at else kwargs.get("dim", 0)) not in (0, -3):
+            refuse(func, args)
+        if name == "index_select":
+            return tensor.chosen(_checked(kwargs["index"] if "index" in kwargs else rest[-1]))
+        with fakes.with_numbers():
+            numbers = func(torch.arange(count).view(count, 1, 1), *rest, **kwargs)
+            chosen = [piece.flatten().tolist() if piece.dim() == 3 else int(piece) for piece in _as_tuple(numbers)]
+        pieces = tuple(
+            tensor.expert(ids)
+            if isinstance(ids, int)
+            else tensor.chosen(torch.tensor(ids, device=tensor.device).long())
+            for ids in chosen
+        )
+    return pieces[0] if name in ("select", "narrow", "index_select") else pieces
 
 
-@handles(T.unbind, torch.unbind)
-def _unbind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
-    (tensor, *rest), experts = args, args[0].token.experts
-    if experts is None or (rest[0] if rest else kwargs.get("dim", 0)) not in (0, -3):
-        refuse(func, args)
-    return tuple(tensor.expert(number) for number in range(experts))
+def _checked(index: torch.Tensor) -> torch.Tensor:
+    """Returns the index of ``index_select`` as a vector, in which no number counts from the end."""
+    if index.dtype not in _IDS or index.dim() > 1:
+        raise IndexError(
+            f"an index of index_select is a vector of int32 or int64, not of {index.dtype}, {index.dim()}D"
+        )
+    if index.is_cpu and fakes.have_numbers(index) and index.numel() and int(index.min()) < 0:
+        raise IndexError(f"index_select takes no index below 0; got {int(index.min())}")
+    return index.reshape(-1)
 
 
-@handles(T.chunk, torch.chunk, T.split, torch.split, T.tensor_split, torch.tensor_split)
 def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[QTensor, ...]:
     """Returns the whole rows or columns that ``func`` selects of a weight, as new weights, since layouts store
     tiles."""
     tensor, *rest = args
     rows, columns = tensor.token.weight_shape
-    if tensor.transposed or tensor.token.experts is not None:
+    if tensor.transposed:
         refuse(func, args)
     shape = max(rows, 1), max(columns, 1)
     with fakes.with_numbers():
@@ -283,11 +342,6 @@ def _pieces(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Q
             refuse(func, args)
         pieces.append(tensor._columns(numbers[0], numbers[-1] + 1))
     return tuple(pieces)
-
-
-handles(T.narrow, torch.narrow, T.index_select, torch.index_select)(
-    lambda func, args, kwargs: _pieces(func, args, kwargs)[0]
-)
 
 
 def _as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
@@ -436,9 +490,10 @@ handles(T.__rmatmul__)(lambda func, args, kwargs: _matmul(torch.matmul, (args[1]
 
 @handles(torch.addmm, T.addmm)
 def _addmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    plain = len(args) == 3 and kwargs.get("beta", 1) == 1 and kwargs.get("alpha", 1) == 1 and "out" not in kwargs
-    if plain and is_quantized(args[2]) and not is_quantized(args[1]) and args[0].dim() == 1:
-        return _product(func, args[1], args[2].t(), args[0])
+    operands = [*args, *(kwargs[name] for name in ("mat1", "mat2") if name in kwargs)]
+    plain = len(operands) == 3 and kwargs.get("beta", 1) == 1 and kwargs.get("alpha", 1) == 1 and "out" not in kwargs
+    if plain and is_quantized(operands[2]) and not is_quantized(operands[1]) and operands[0].dim() == 1:
+        return _product(func, operands[1], operands[2].t(), operands[0])
     return _dequantized(func, args, kwargs)
 
 
@@ -456,9 +511,14 @@ def _product(func: Any, input: Any, weight: Any, bias: Any = None) -> torch.Tens
 
 def _dequantized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Calls the function itself, on the weight dequantised to the other operands' dtype."""
-    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor) and not is_quantized(arg)}
+    operands = (*args, *kwargs.values())
+    dtypes = {operand.dtype for operand in operands if isinstance(operand, torch.Tensor) and not is_quantized(operand)}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-        refuse(func, args)
+        refuse(func, operands)
     dtype = dtypes.pop()
     eager.fallback(f"{resolve_name(func) or func} of these operands is no F.linear", "call F.linear(x, weight, bias)")
-    return func(*(arg.dequantize(dtype) if is_quantized(arg) else arg for arg in args), **kwargs)
+
+    def plain(value: Any) -> Any:
+        return value.dequantize(dtype) if is_quantized(value) else value
+
+    return func(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})

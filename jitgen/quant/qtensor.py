@@ -522,7 +522,10 @@ class QTensor(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         handler = FUNCTIONS.get(func) or OPERATORS.get(str(func))
         if handler is not None:
-            return handler(func, args, kwargs or {})
+            named = dict(kwargs or {})
+            if not args and "input" in named:  # as torch calls the first argument of its functions
+                args = (named.pop("input"),)
+            return handler(func, args, named)
         if str(func) == _INNER_TENSOR:
             return getattr(args[0], args[1])
         return refuse(func, args, kwargs)

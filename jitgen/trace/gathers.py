@@ -1,5 +1,5 @@
-"""Defines the rows of functions that read a tensor at computed indices: ``embedding``, ``gather``, ``index_select``,
-``take``, and indexing by tensors (``indexed``, for ``trace/indexing.py``).
+"""Defines the rows of functions that read a tensor at computed indices: ``embedding``, ``gather``, ``take``, and for
+``trace/indexing.py`` ``index_select`` and indexing by tensors (``indexed``).
 
 Each becomes one ``gather`` node (``ir/gathers.py``). Where torch counts a negative index from the end, the size is
 added to it before. What has a shape that depends on data (indexing by a mask) is refused.
@@ -145,8 +145,8 @@ def first_elements(trace: Trace, node: Node, shape: Shape, dim: int, what: str) 
     return node
 
 
-@row("index_select")
 def index_select(trace: Trace, input: Node, dim: int, index: Node) -> Node:
+    """Selects elements along ``dim``; the row of ``torch.index_select`` is in ``trace/indexing.py``."""
     require_index(index)
     if len(index.shape) > 1:
         raise IndexError("the index of index_select must have at most one dimension")

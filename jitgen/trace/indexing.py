@@ -16,14 +16,16 @@ from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
 from jitgen.ir.nodes import GATHER, VIEW
+from jitgen.trace import gathers
 from jitgen.trace.contents import is_numpy
-from jitgen.trace.gathers import INDEX_DTYPES, MASKED, along, indexed, require_index
+from jitgen.trace.gathers import INDEX_DTYPES, MASKED, along, at_least_1d, indexed, require_index
 from jitgen.trace.groups import is_of_some, without_swaps
 from jitgen.trace.movement import dimension, flatten, narrowed, sizes_of, squeezed, to_shape, unsqueeze, view
 from jitgen.trace.numbers import SymbolicNumber, unwrap
 from jitgen.trace.padding import MODES, padded
+from jitgen.trace.selection import where
 from jitgen.trace.table import row
-from jitgen.trace.typing import element, expand, filled, is_constant, operand, result_dtype
+from jitgen.trace.typing import compare, element, expand, filled, is_constant, operand, result_dtype
 
 if TYPE_CHECKING:
     from jitgen.trace.tracer import Trace
@@ -73,6 +75,10 @@ def selected(trace: Trace, input: Node, dim: int, index: Any) -> Node:
     return squeezed(trace, narrowed(trace, input, dim, start, 1), dim)
 
 
+_OF_WEIGHT = (
+    "rows of a quantised weight by a tensor of indices, or matrices of those that ids have chosen; use "
+    "F.embedding(ids, w) for rows, and one tensor of integers for matrices, w[ids]"
+)
 MOST_NUMBERS = 64
 """The most numbers of a list that becomes a tensor inside a function; a kernel selects among them."""
 
@@ -156,16 +162,15 @@ def _listed_key(item: Any) -> list[Any]:
 @row("getitem", "__getitem__", view=True)
 def getitem(trace: Trace, input: Node, key: Any) -> Node:
     refuse_nested(key)
-    if input.is_weight and len(input.shape) == 3 and (chosen := _matrices_of_weight(trace, input, key)) is not None:
-        return chosen
-    if input.is_weight and len(input.shape) == 3 and isinstance(key, tuple) and len(key) > 1 and type(key[0]) is int:
-        return getitem(trace, getitem(trace, input, key[0]), key[1:])
+    if input.is_weight and len(input.shape) == 3:
+        key = _key_of_matrices(trace, input, key)
+        if (matrices := matrices_of_weight(trace, input, key)) is not None:
+            return matrices
+        if isinstance(key, tuple) and len(key) > 1 and type(key[0]) is int:
+            return getitem(trace, getitem(trace, input, key[0]), key[1:])
     viewed, by_dim = viewed_by(trace, input, key)
     if input.is_weight and by_dim:
-        raise UnsupportedError(
-            "rows of a quantised weight by a tensor of indices, or matrices of those that ids have chosen; use "
-            "F.embedding(ids, w) for rows, and one tensor of integers for matrices, w[ids]"
-        )
+        raise UnsupportedError(_OF_WEIGHT)
     if any(isinstance(item, bool) for item in (key if isinstance(key, tuple) else (key,))):
         return trace.copy(viewed, viewed.dtype)  # a mask, to torch
     if not by_dim:
@@ -176,7 +181,24 @@ def getitem(trace: Trace, input: Node, key: Any) -> Node:
     return result
 
 
-def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
+def _is_whole(index: Any) -> bool:
+    return index is Ellipsis or (isinstance(index, slice) and index.start is index.stop is index.step is None)
+
+
+def _key_of_matrices(trace: Trace, weight: Node, key: Any) -> Any:
+    """Returns ``key`` without what stands for whole rows and columns behind an index of matrices, and with a tensor in
+    place of a list of these."""
+    first, *others = key if isinstance(key, tuple) and key else (key,)
+    if first is not Ellipsis and all(map(_is_whole, others)):
+        key = first
+    items = _listed_key(key)
+    if len(items) == 1 and isinstance(items[0], Listed) and weight.under_views.kind is not GATHER:
+        index = items[0].index(trace, weight.shape[0])
+        return index if len(index.shape) == 1 else key
+    return key
+
+
+def matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
     """Chooses one matrix of a quantised weight of three dimensions by a number, or one for each of a tensor of ids,
     which may have no dimensions; None by another key."""
     if type(key) is int:
@@ -207,6 +229,20 @@ def _matrices_of_weight(trace: Trace, weight: Node, key: Any) -> Node | None:
     result = trace.make("gather", (weight, index), weight.dtype, shape, (-1, rank, rank + 1))
     trace.chosen[id(result)] = result, weight, key
     return result
+
+
+@row("index_select", weights=True)
+def index_select(trace: Trace, input: Node, dim: int, index: Node) -> Node:
+    if not input.is_weight or index.is_weight:
+        return gathers.index_select(trace, input, dim, index)
+    require_index(index)
+    index = at_least_1d(trace, index)
+    if len(input.shape) == 3 and dimension(input, dim) == 0 and len(index.shape) == 1:
+        below = compare(trace, "lt", index, 0)  # is no number from the end, as one of w[ids] is
+        ids = where(trace, below, trace.builder.scalar(input.shape[0], index.dtype), index)
+        if (matrices := matrices_of_weight(trace, input, ids)) is not None:
+            return matrices
+    raise UnsupportedError(_OF_WEIGHT)
 
 
 def viewed_by(trace: Trace, input: Node, key: Any) -> tuple[Node, dict[int, Node]]:

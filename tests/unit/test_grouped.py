@@ -267,6 +267,68 @@ def test_compiled_choices_of_one_id_a_slice_and_columns(function: Callable[..., 
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-4)
 
 
+SOME: dict[str, Callable[..., torch.Tensor]] = {
+    "a list": lambda x, w, ids: x @ w[[0, -1]].mT,
+    "ids and slices": lambda x, w, ids: x @ w[ids, :, :].mT + x @ w[ids, ...].mT,
+    "a list and slices": lambda x, w, ids: w[[3, 1], :] @ x.mT,
+    "index_select": lambda x, w, ids: x @ w.index_select(0, ids).mT + x @ torch.index_select(w, -3, ids.int()).mT,
+    "index_select by name": lambda x, w, ids: x @ torch.index_select(input=w, dim=0, index=ids).mT,
+    "transposed": lambda x, w, ids: x @ w.mT.index_select(0, ids) + x @ w.mT[[2, 1]],
+    "select": lambda x, w, ids: x @ w.select(0, 2).T + x @ torch.select(w, 0, -1).T,
+    "narrow": lambda x, w, ids: x @ w.narrow(0, 1, 3).mT,
+    "pieces": lambda x, w, ids: (x @ w.chunk(2)[1].mT).sum(0) + x @ w.split([1, 4])[0].mT,
+    "rows of one": lambda x, w, ids: x @ w[1, 8:24].T + x @ w[-1, ..., :][:16].T,
+}
+"""Functions of x (3, K), matrices (5, N, K), and two ids."""
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_spellings_of_some_matrices(name: str) -> None:
+    x, weight, ids = torch.randn(3, 64), jitgen.quantize(torch.randn(5, 48, 64), "int4", 32), torch.tensor([4, 2])
+    wanted = SOME[name](x.double(), weight.dequantize(torch.float64), ids)
+    for function in (SOME[name], jitgen.jit(SOME[name])):
+        found = function(x, weight, ids)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "jitgen"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, ids: x @ w[[0, -1]].mT + x @ w.index_select(0, ids).mT,
+        lambda x, w, ids: x @ w.select(0, 2).T + x @ w.chunk(5)[1][0].T,
+        lambda x, w, ids: x @ w[3][16:32].T + x[:, :32] @ w[1].chunk(2, 1)[0][:16].T,
+    ],
+)
+def test_compiled_spellings_of_some_matrices(function: Callable[..., torch.Tensor], backend: str) -> None:
+    """A backend that records a graph meets which rows these are as numbers, not as data."""
+    x, weight, ids = torch.randn(3, 64), jitgen.quantize(torch.randn(5, 48, 64), "int4", 32), torch.tensor([4, 2])
+    wanted = function(x.double(), weight.dequantize(torch.float64), ids)
+    found = torch.compile(function, backend=backend, fullgraph=True)(x, weight, ids)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=2e-4)
+
+
+def test_choices_of_no_matrix_are_an_error() -> None:
+    x, weight = torch.randn(3, 64), jitgen.quantize(torch.randn(5, 48, 64), "int4", 32)
+    for choose in (
+        lambda w: w[[0, 5]],
+        lambda w: w.index_select(0, torch.tensor([-1])),
+        lambda w: w.index_select(0, torch.tensor([5])),
+        lambda w: w.select(0, 5),
+        lambda w: w.narrow(0, 3, 3),
+    ):
+        with pytest.raises((IndexError, RuntimeError)):
+            choose(weight)
+    by_ids = jitgen.jit(lambda x, w, ids: x @ w.index_select(0, ids).mT)
+    for number in (-1, 5):
+        with pytest.raises(IndexError, match="an id is of no group"):
+            by_ids(x, weight, torch.tensor([number]))
+    for refused in (lambda w: w[:, :16], lambda w: w.index_select(1, torch.tensor([0])), lambda w: w[None]):
+        with pytest.raises(UnsupportedError, match="quantised weight"):
+            refused(weight)
+    assert torch.equal(weight[torch.tensor([True, False, True, False, True])].dequantize(), weight.dequantize()[::2])
+
+
 def test_gradients() -> None:
     run, scales = jitgen.jit(gated), torch.rand(ROWS)
     x, weight = torch.randn(ROWS, 16, requires_grad=True), torch.randn(GROUPS, 24, 16, requires_grad=True)

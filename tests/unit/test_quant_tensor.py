@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -411,6 +412,8 @@ def test_products_with_a_weight(format: str, dtype: torch.dtype, layout: str) ->
         added, options = operands
         close(torch.addmm(added, x, weight.t(), **options), x, weight, added, **options)  # type: ignore[arg-type]
         close(added.addmm(x, weight.t(), **options), x, weight, added, **options)  # type: ignore[attr-defined]
+        close(torch.addmm(input=added, mat1=x, mat2=weight.t(), **options), x, weight, added, **options)  # type: ignore
+    close(torch.matmul(input=x, other=weight.t()), x, weight)
     # The weight on the left, or as it lies.
     y = torch.randn(3, 24).to(dtype)
     torch.testing.assert_close(y @ weight, y @ dense)
@@ -454,7 +457,11 @@ def test_rows_of_a_weight_are_weights(format: str, layout: str) -> None:
     for columns in (lambda w: w[:, 3:], lambda w: w.chunk(2, 1), lambda w: w.narrow(1, 0, 33)):
         with pytest.raises(UnsupportedError, match="multiples of 32"):
             columns(weight)
-    for other in (lambda w: w.t()[:8], lambda w: w[:, ::2], lambda w: w[:, 3], lambda w: w[..., 0:32]):
+    for same in (lambda w: w[...], lambda w: w[()], lambda w: w[:, :], lambda w: w[..., :]):
+        assert torch.equal(same(weight).dequantize(), dense)
+    assert torch.equal(weight[..., 0:32].dequantize(), dense[:, :32])
+    assert torch.equal(weight[np.array([3, 1])].dequantize(), dense[[3, 1]])
+    for other in (lambda w: w.t()[:8], lambda w: w[:, ::2], lambda w: w[:, 3], lambda w: w[None]):
         with pytest.raises(UnsupportedError, match="quantised weight"):
             other(weight)
 
