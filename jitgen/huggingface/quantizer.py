@@ -3,13 +3,15 @@
 A weight is quantised when transformers has loaded it, and before it loads the next, so that memory never holds the
 dense model. ``save_pretrained`` writes the files that ``jitgen.save_quantized`` writes, with the names that parameters
 have in memory; ``from_pretrained`` reads them again after ``import jitgen.huggingface.quantizer``, as the same model or
-as one with another head or none, and ``jitgen.load_quantized`` without transformers.
+as one with another head or none, and ``jitgen.load_quantized`` without transformers. That holds for models that
+``jitgen.quantize_`` and ``jitgen.calibrate`` have quantised, too.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from jitgen.quant.report import SkippedLayer
 
 try:
     from transformers.core_model_loading import ConversionOps, PrefixChange
+    from transformers.modeling_utils import PreTrainedModel
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.utils import logging
     from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -349,3 +352,49 @@ class _Deserialize(ConversionOps):
         name, _, leaf = full_layer_name.rpartition(".")
         _mark_loaded(model.get_submodule(name), leaf)
         return {full_layer_name: nn.Parameter(weight, requires_grad=False)}
+
+
+def _config_of(model: nn.Module) -> JitgenConfig:
+    """Returns the config of a model that ``quantize_`` or ``calibrate`` has quantised."""
+    weights: dict[str, QTensor] = {}
+    dense: list[str] = []
+    for name, module in model.named_modules():
+        made = {leaf: one for leaf, one in module._parameters.items() if isinstance(one, QTensor)}
+        weights |= {name if leaf == "weight" else f"{name}.{leaf}".lstrip("."): one for leaf, one in made.items()}
+        if isinstance(module, nn.Linear) and not made:
+            dense.append(name)
+    formats = {name: (one.format, one.group_size) for name, one in weights.items()}
+    activations = {name: one.activation for name, one in weights.items()}
+    format, group_size = next(iter(formats.values()))
+    return JitgenConfig(
+        format if len(set(formats.values())) == 1 else formats,
+        group_size,
+        dense,
+        embeddings=any(
+            isinstance(module.weight, QTensor) for module in model.modules() if type(module) is nn.Embedding
+        ),
+        activation=activations if len(set(activations.values())) > 1 else next(iter(activations.values())),
+    )
+
+
+def _with_quantizer(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``PreTrainedModel.save_pretrained`` for models with quantised weights and without a quantiser: these have
+    one while they are saved."""
+
+    @functools.wraps(save)
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        has_none = getattr(self, "hf_quantizer", None) is None
+        if not (has_none and any(isinstance(parameter, QTensor) for parameter in self.parameters())):
+            return save(self, *args, **kwargs)
+        conversions, config = getattr(self, "_weight_conversions", None), _config_of(self)
+        self.hf_quantizer, self.config.quantization_config = JitgenQuantizer(config, pre_quantized=False), config
+        try:
+            return save(self, *args, **kwargs)
+        finally:
+            self.hf_quantizer, self._weight_conversions = None, conversions
+            del self.config.quantization_config
+
+    return save_pretrained
+
+
+PreTrainedModel.save_pretrained = _with_quantizer(PreTrainedModel.save_pretrained)

@@ -36,7 +36,7 @@ from jitgen.errors import FallbackWarning, FormatError
 from jitgen.quant.activations import SMALLEST_SCALE, check_activation, kind_of
 from jitgen.quant.feedback import why_not, with_feedback
 from jitgen.quant.migration import Factors, Migration
-from jitgen.quant.modules import described, replace_weight
+from jitgen.quant.modules import described, let_be_saved, replace_weight
 from jitgen.quant.observed import Observed, Observer, Run, Squares, Substitute, run
 from jitgen.quant.planned import Activations, Filter, Formats, Job, Plan, plan
 from jitgen.quant.qtensor import QTensor
@@ -120,6 +120,7 @@ def calibrate(
     migrated = tuple(job.names[0] for job, _ in made if id(job.weight) in calibration.factors.columns)
     calibration.factors.divide(model)
     frozen = tuple(name for job, weight in made for name in replace_weight(job, weight))
+    let_be_saved()
     return QuantizationReport(layers, tuple(skipped), frozen, planned.others, planned.unmatched, migrated)
 
 

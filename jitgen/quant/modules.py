@@ -8,13 +8,16 @@ memory never holds the model twice.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Collection
+from contextlib import suppress
 
 import torch
 from torch import nn
 
 from jitgen import progress
-from jitgen.errors import FormatError
+from jitgen.errors import FormatError, UnsupportedError
 from jitgen.quant import layouts
 from jitgen.quant.layers import QuantizedLinear
 from jitgen.quant.planned import Activations, Filter, Formats, Job, plan
@@ -80,7 +83,16 @@ def quantize_(
                 continue
             layers.append(described(job, dense, made))
             frozen += replace_weight(job, made, trainable_bias)
+    let_be_saved()
     return QuantizationReport(tuple(layers), tuple(skipped), tuple(frozen), planned.others, planned.unmatched)
+
+
+def let_be_saved() -> None:
+    """Has ``save_pretrained`` of transformers write quantised weights, in a process whose models may be
+    transformers'."""
+    if "transformers.modeling_utils" in sys.modules:
+        with suppress(UnsupportedError):  # another release of transformers
+            importlib.import_module("jitgen.huggingface.quantizer")  # by name: it is above this package
 
 
 def described(job: Job, dense: torch.Tensor, made: QTensor) -> QuantizedLayer:

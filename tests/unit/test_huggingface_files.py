@@ -138,6 +138,33 @@ def test_save_pretrained_and_every_loader(name: str, tmp_path: Path) -> None:
     assert_same(kind.from_pretrained(tmp_path / "again"), model)
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.quick(where=lambda name: list(MODELS).index(name) % 2 == 0 or name == "tied Llama")
+def test_save_pretrained_of_a_model_that_was_quantised_in_memory(name: str, tmp_path: Path) -> None:
+    model, kind = fresh(name), getattr(transformers, MODELS[name][0])
+    jitgen.quantize_(model, {"*.0.*": ("int4", 32), "*": "int8"}, embeddings=name == "tied Llama")
+    conversions = getattr(model, "_weight_conversions", None)
+    for folder in ("first", "again"):
+        model.save_pretrained(tmp_path / folder)
+    assert model.hf_quantizer is None
+    assert getattr(model, "_weight_conversions", None) is conversions
+    assert not hasattr(model.config, "quantization_config")
+    for found in (kind.from_pretrained(tmp_path / "again"), fresh(name)):
+        jitgen.load_quantized(tmp_path / "first", model=found)
+        assert_same(found, model)
+
+
+@pytest.mark.parametrize("method", ["absmax", "smoothquant", "gptq"])
+def test_save_pretrained_of_a_calibrated_model(method: str, tmp_path: Path) -> None:
+    model, ids = fresh("Llama").eval(), torch.randint(0, 64, (2, 9))
+    jitgen.calibrate(model, [{"input_ids": ids}], method, format="int8", activation="int8")
+    model.save_pretrained(tmp_path)
+    found = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    assert_same(found, model)
+    with torch.no_grad():
+        assert torch.equal(found(ids).logits, model(ids).logits)
+
+
 @torch.no_grad()
 def test_what_weights_keep_of_activations_is_in_files(tmp_path: Path) -> None:
     fresh("BERT").save_pretrained(tmp_path / "plain")
