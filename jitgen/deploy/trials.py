@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,10 @@ from jitgen.call.resolver import ResolverOfGraph
 from jitgen.call.routing import Routing
 from jitgen.call.signature import check
 from jitgen.deploy import manifest as manifests
+from jitgen.deploy import trial_inputs
 from jitgen.deploy.manifest import Entry
-from jitgen.errors import UnsupportedError
-from jitgen.ir import symbols
-from jitgen.ir.equations import LENGTHS_OF_GROUPS
-from jitgen.ir.graph import Graph, topological
-from jitgen.ir.nodes import CAST, DEQUANTIZE, GROUPED, INPUT, VIEW
-from jitgen.ir.symbols import Size
 from jitgen.ir.views import Strided
 from jitgen.lowering import Route
-from jitgen.quant.formats import Float, find
 from jitgen.runtime.capturing import capturing
 from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
@@ -35,8 +29,6 @@ ROTATED_BYTES = 2**28
 """Bytes of copies of the inputs, which no second- or last-level cache that is known holds."""
 MOST_COPIES = 16
 """Copies of the inputs at most."""
-BYTES_OF_SCALES = {"e8m0": (119, 128), "e4m3": (0x20, 0x50)}
-"""By the kind of scales that are bytes, the first of those that are ordinary numbers, and the one after the last."""
 ROUNDS, CAREFUL_ROUNDS = 7, 31
 """Times that each program is timed, and of those that are compared in the end."""
 LEAST_SECONDS = 1e-3
@@ -82,13 +74,12 @@ class Program:
         size = sum(_bytes(view, input.dtype) for input, view in specs)
         count = max(2, min(MOST_COPIES, ROTATED_BYTES // max(1, size)))
         generator = torch.Generator(device).manual_seed(0)
-        self._copies = [[_filled(view, input.dtype, device, generator) for input, view in specs] for _ in range(count)]
-        for number, least, most in _bytes_of_weights(self._graph):
+        self._copies = [
+            [trial_inputs.filled(view, input.dtype, device, generator) for input, view in specs] for _ in range(count)
+        ]
+        for number, fill in trial_inputs.fillers(self._graph, program.environment).items():
             for tensors in self._copies:
-                tensors[number].random_(least, most, generator=generator)
-        for number, extent, ascending in _divisions(self._graph):
-            for tensors in self._copies:
-                _divide(tensors[number], symbols.evaluate(extent, program.environment), ascending, generator)
+                fill(tensors[number], generator)
 
     def calls(self) -> list[Call]:
         """Returns a call for each copy of the inputs, by the schedules that are chosen now.
@@ -208,60 +199,6 @@ def _clock_timer(calls: Sequence[Call]) -> Timer:
     return lambda: timed(repeats)
 
 
-def _bytes_of_weights(graph: Graph) -> Iterator[tuple[int, int, int]]:
-    """Yields the inputs of ``graph`` whose bytes are floats of a quantised weight, with the range of bytes that are
-    ordinary numbers: of 8-bit codes and of scales."""
-    for node in topological(graph.results):
-        if node.kind is DEQUANTIZE:
-            codes, scales, *_ = (tensor.attrs.number for tensor in node.inputs)
-            format = find(node.attrs.format)
-            if isinstance(format.code, Float) and format.bits == 8 and graph.inputs[codes].dtype == "uint8":
-                yield codes, 0, 0x60
-            if format.scale in BYTES_OF_SCALES:
-                yield scales, *BYTES_OF_SCALES[format.scale]
-
-
-def _divisions(graph: Graph) -> Iterator[tuple[int, Size, bool]]:
-    """Yields the inputs of ``graph`` that divide rows, or K, among groups, with what is divided and True where they are
-    ends of groups, or with the number of groups and False where they are ids."""
-    for node in topological(graph.results):
-        if node.kind is GROUPED:
-            x, weight, groups = node.inputs
-            while groups.kind in (VIEW, CAST):
-                groups = groups.inputs[0]
-            if groups.kind is INPUT:
-                by_ids = node.attrs.by == "ids"
-                along = -1 if node.attrs.equation == LENGTHS_OF_GROUPS else 0
-                yield groups.attrs.number, weight.shape[0] if by_ids else x.shape[along], not by_ids
-
-
-def _divide(tensor: torch.Tensor, extent: int, ascending: bool, generator: torch.Generator) -> None:
-    """Fills ``tensor`` with ids of ``extent`` groups, or with ascending ends of groups of ``extent`` rows, which then
-    are as unlike as ``families/gemm/groups.py`` takes them to be."""
-    numbers = torch.randint(extent + ascending, tensor.shape, generator=generator, device=tensor.device)
-    if ascending:
-        numbers = numbers.sort().values
-        numbers[..., -1:] = extent
-    tensor.copy_(numbers)
-
-
 def _bytes(view: Strided, dtype: str) -> int:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(view.sizes, view.strides, strict=True))
     return max(extent, 0) * DTYPES[dtype].itemsize
-
-
-def _filled(view: Strided, dtype: str, device: torch.device, generator: torch.Generator) -> torch.Tensor:
-    """Returns a tensor of random numbers; of integers, which may be indices or lengths, zeros, and of bytes, random
-    codes."""
-    torch_dtype = DTYPES[dtype]
-    made = torch.empty_strided(view.sizes, view.strides, dtype=torch_dtype, device=device)
-    if torch_dtype.is_floating_point:
-        numbers = torch.empty(made.shape, dtype=torch.float32, device=device).normal_(0.0, 0.1, generator=generator)
-        return made.copy_(numbers)
-    if torch_dtype == torch.uint8:
-        return made.random_(0, 256, generator=generator)
-    if torch_dtype == torch.int8:  # no indices
-        return made.random_(-127, 128, generator=generator)
-    if torch_dtype in (torch.bool, torch.int16, torch.int32, torch.int64):
-        return made.zero_()
-    raise UnsupportedError(f"no tensors of {dtype} are made to time a program")
