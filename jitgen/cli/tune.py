@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from jitgen.cli.show import json_option, print_json, print_table, say
 from jitgen.cli.source import arguments_option, load_function, lower
 
 if TYPE_CHECKING:
-    from jitgen.deploy.tune import Measured, Problem
+    from jitgen.deploy.tune import Measured, Problem, Waiting
 
 INTERRUPTED = 130
 """The exit code after an interrupt, as shells have it."""
@@ -52,13 +54,14 @@ def tune(
     """Measure the schedules of a manifest's kernels, and write the rows of those that win.
 
     MANIFEST is a file that `jitgen.record`, or a program under JITGEN_RECORD=PATH, wrote; in its place a FUNCTION is
-    measured for the arguments that --arg gives. Problems that the output has measurements of are left out, so that a
-    run can be interrupted. Point JITGEN_TUNED to the output to use it, in `jitgen prewarm` and in the program that
-    serves.
+    measured for the arguments that --arg gives. Problems that the output has measurements of, by the same code,
+    compiler and device, are left out, so that a run can be interrupted. Point JITGEN_TUNED to the output to use it, in
+    `jitgen prewarm` and in the program that serves.
     """
     from jitgen import settings
-    from jitgen.deploy import catalog, manifest_schema
+    from jitgen.deploy import catalog, manifest_schema, measurements
     from jitgen.deploy import tune as tuning
+    from jitgen.errors import JitgenError
     from jitgen.families import registry
 
     known = [family.name for family in registry.FAMILIES]
@@ -85,29 +88,63 @@ def tune(
             err=True,
         )
     directory = output or Path(settings.get("JITGEN_TUNED") or "jitgen-tuned")
-    before = [problem.identity in tuning.measured_before(directory, problem) for problem in problems]
+    ahead = tuning.waiting(problems, directory, device)
     if dry_run:
-        _list(problems, before, as_json)
+        _list(problems, ahead, as_json)
         return
+    before = len(problems) - len(ahead)
+    if stale := sum(one.is_stale for one in ahead):
+        say(f"{stale} problems were measured by other code, with another compiler or elsewhere: again", err=True)
+    done: list[Measured] = []
+
+    def tell(result: Measured, number: int, total: int) -> None:
+        done.append(result)
+        if not as_json:
+            _tell(result, number, total)
+
+    def answer(reason: str) -> None:
+        if as_json:
+            facts = {"output": str(directory), "problems": len(problems), "measured_before": before}
+            left = [{"problem": str(one.problem), "needs": one.needs or None} for one in _left(ahead, done)]
+            print_json({**facts, "measured": list(map(_facts, done)), "left": left, "ended_by": reason})
+
+    started = time.monotonic()
     try:
-        done = tuning.tune(problems, directory, device, seconds, jobs, None if as_json else _tell)
+        tuning.tune(problems, directory, device, seconds, jobs, tell)
     except KeyboardInterrupt:
+        answer("interrupt")
         say(f"interrupted; {directory} has what was measured, and the next run goes on after it", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
-    failed = sum(result.failed for result in done)
-    if as_json:
-        facts = {"output": str(directory), "problems": len(problems), "measured_before": sum(before)}
-        print_json({**facts, "measured": list(map(_facts, done))})
-    else:
-        winners = sum(result.winner is not None for result in done)
-        failures = f", {failed} failed" if failed else ""
-        left = len(problems) - sum(before) - len(done)
-        failures += f", {left} left for another run: --seconds {seconds:g} were over" if left else ""
-        count = sum(before) + len(done) - failed
-        measured = f"{count} of {len(problems)} problems measured, {sum(before)} of them before"
-        say(f"{measured}{failures}; {winners} new rows kept in {directory}", err=True)
-    if failed:
+    except JitgenError:
+        answer("error")
+        raise
+    ahead = left = _left(tuning.waiting(problems, directory, device), done)
+    slow = [one.needs for one in left if one.needs > seconds]
+    is_over = bool(slow) or time.monotonic() >= started + seconds
+    answer("" if not left else "seconds" if is_over else "another run")
+    if not as_json:
+        reason = f"--seconds {seconds:g} were over" if is_over else "another run measures them"
+        say(_summary(len(problems), before, done, len(left), reason, directory), err=True)
+    if slow:
+        budget = measurements.rounded_up(max(slow))
+        say(f"{len(slow)} of these need more than --seconds {seconds:g}: give --seconds {budget:g}", err=True)
+    if any(result.failed for result in done) or (not done and 0 < len(left) == len(slow)):
         raise click.exceptions.Exit(1)
+
+
+def _left(ahead: Sequence[Waiting], done: Sequence[Measured]) -> list[Waiting]:
+    """Returns what of ``ahead`` was not measured; what failed was."""
+    tried = {(result.problem.family, result.problem.identity) for result in done}
+    return [one for one in ahead if (one.problem.family, one.problem.identity) not in tried]
+
+
+def _summary(problems: int, before: int, done: Sequence[Measured], left: int, reason: str, output: Path) -> str:
+    failed = sum(result.failed for result in done)
+    failures = f", {failed} failed" if failed else ""
+    failures += f", {left} left for another run: {reason}" if left else ""
+    winners, gone = sum(result.winner is not None for result in done), sum(result.row_gone for result in done)
+    rows = f"{winners} rows kept in {output}" + (f", {gone} gone that win no more" if gone else "")
+    return f"{problems - left - failed} of {problems} problems measured, {before} of them before{failures}; {rows}"
 
 
 def _entry_of(function: str | None, texts: tuple[str, ...], target: str) -> Any:
@@ -146,11 +183,14 @@ def _parsed(text: str) -> Any:
     return Target.parse(text)
 
 
-def _list(problems: list[Problem], measured: list[bool], as_json: bool) -> None:
-    facts = [
-        {"problem": str(problem), "candidates": problem.candidates, "tried": len(problem.rows), "measured": before}
-        for problem, before in zip(problems, measured, strict=True)
-    ]
+def _list(problems: list[Problem], ahead: Sequence[Waiting], as_json: bool) -> None:
+    needs = {(one.problem.family, one.problem.identity): one.needs for one in ahead}
+    facts = []
+    for problem in problems:
+        name = (problem.family, problem.identity)
+        sizes = {"candidates": problem.candidates, "tried": len(problem.rows)}
+        state = {"measured": name not in needs, "needs": needs.get(name) or None}
+        facts.append({"problem": str(problem), **sizes, **state})
     if as_json:
         print_json({"problems": facts})
         return
@@ -165,6 +205,7 @@ def _tell(result: Measured, done: int, total: int) -> None:
     model = result.seconds[0]
     times = f"{model * 1e6:.1f} us by the model's choice" if model is not None else "the model's choice failed"
     gain = f", {result.gain:.1%} less by {result.winner}" if result.winner is not None else ""
+    gain += ", and the row that it had goes" if result.row_gone else ""
     failed = f", {len(result.failures)} failed: {result.failures[0].partition(chr(10))[0]}" if result.failures else ""
     say(f"[{done:{len(str(total))}}/{total}] {result.problem}: {times}{gain}{failed}", err=True)
 
@@ -176,5 +217,6 @@ def _facts(result: Measured) -> dict[str, Any]:
         "schedules": [row.as_json["schedule"] for row in result.problem.rows],
         "kept": result.winner.as_json["schedule"] if result.winner is not None else None,
         "gain": result.gain,
+        "row_gone": result.row_gone,
         "failures": list(result.failures),
     }

@@ -3,6 +3,7 @@ says where their results differ."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -56,7 +57,13 @@ class Seconds:
 
 
 class TimeIsOverError(Exception):
-    """Says that the time for measurements ended amid those of a program."""
+    """Says that the time for measurements ended amid those of a program.
+
+    Attributes:
+        needs: the seconds that they need in all, by an estimate from those that were taken; 0 where there is none.
+    """
+
+    needs = 0.0
 
 
 class Program:
@@ -64,7 +71,8 @@ class Program:
     ``time.monotonic``: ``calls`` and ``rounds`` raise TimeIsOverError then."""
 
     def __init__(self, entry: Entry, route: Route, device: torch.device, ends: float = math.inf):
-        self._ends = ends
+        self._ends, self._started = ends, time.monotonic()
+        self._samples, self._expected, self._timing = 0, 0, 0.0
         program = manifests.laid_out_for(entry, route)
         self._graph, self._device = program.graph, device
         self._routing = Routing(entry["name"], entry["backend"], entry["compiler"], entry.get("batch_invariant", False))
@@ -80,6 +88,10 @@ class Program:
         for number, fill in trial_inputs.fillers(self._graph, program.environment).items():
             for tensors in self._copies:
                 fill(tensors[number], generator)
+
+    def expects(self, samples: int) -> None:
+        """Says how many samples the measurements take, from which is estimated what they need."""
+        self._expected = samples
 
     def calls(self) -> list[Call]:
         """Returns a call for each copy of the inputs, by the schedules that are chosen now.
@@ -116,12 +128,19 @@ class Program:
         for _ in range(CAREFUL_ROUNDS if careful else ROUNDS):
             for number, timer in timers.items():
                 self._check_time()
+                started = time.monotonic()
                 samples[number].append(timer())
+                self._timing += time.monotonic() - started
+                self._samples += 1
         return {number: _seconds(values) for number, values in samples.items()}
 
     def _check_time(self) -> None:
-        if time.monotonic() >= self._ends:
-            raise TimeIsOverError
+        now = time.monotonic()
+        if now >= self._ends:
+            error = TimeIsOverError()
+            if self._samples:
+                error.needs = now - self._started + self._timing / self._samples * (self._expected - self._samples)
+            raise error
 
     def timer(self, calls: Sequence[Call]) -> Timer:
         """Returns a function that makes all ``calls``, and returns the seconds of one."""
@@ -185,18 +204,20 @@ def _graph_timer(calls: Sequence[Call]) -> Timer:
 
 
 def _clock_timer(calls: Sequence[Call]) -> Timer:
-    """Returns a function that makes ``calls`` as often as ``LEAST_SECONDS`` ask, and returns the seconds of one."""
+    """Returns a function that makes as many of ``calls``, one after the other, as ``LEAST_SECONDS`` ask, goes on after
+    them the next time, and returns the seconds of one."""
+    endless = itertools.cycle(calls)
 
-    def timed(repeats: int) -> float:
+    def timed(count: int) -> float:
+        chosen = [next(endless) for _ in range(count)]
         started = time.perf_counter()
-        for _ in range(repeats):
-            for call in calls:
-                call()
-        return (time.perf_counter() - started) / (repeats * len(calls))
+        for call in chosen:
+            call()
+        return (time.perf_counter() - started) / count
 
     timed(1)
-    repeats = max(1, round(LEAST_SECONDS / (timed(1) * len(calls))))
-    return lambda: timed(repeats)
+    count = max(1, round(LEAST_SECONDS / timed(1)))
+    return lambda: timed(count)
 
 
 def _bytes(view: Strided, dtype: str) -> int:

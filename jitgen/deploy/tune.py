@@ -10,16 +10,21 @@
     keep        a winner that is faster than the model's choice beyond noise, as a row of ``<target>/<family>.json``
 
 Every problem that was measured is a line of ``<target>/<family>.measured.jsonl`` beside the rows, with the seconds of
-every candidate: a run that is interrupted goes on after them. A problem whose program could not be timed by the model's
-choice is a failure, and tried again by the next run. Nothing on a serving path measures anything: it reads the
-rows (``schedule/tuned.py``), whose digest is a part of the request key.
+every candidate (``measurements``): a run that is interrupted goes on after them. A problem whose program could not be
+timed by the model's choice is a failure, and tried again by the next run. One whose timings take longer than a run has
+is noted with what it needs, so that others come first. Nothing on a serving path measures anything: it reads the rows
+(``schedule/tuned.py``), whose digest is a part of the request key.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import itertools
 import json
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
@@ -30,17 +35,19 @@ from typing import Any
 import torch
 
 from jitgen._version import __version__
-from jitgen.compilers import bounds
+from jitgen.compilers import bounds, routes
 from jitgen.deploy import manifest as manifests
-from jitgen.deploy import manifest_schema, row_variants, shared_files, trials, work
+from jitgen.deploy import manifest_schema, row_variants, trial_inputs, trials, work
 from jitgen.deploy.manifest import Entry
+from jitgen.deploy.measurements import Files, Origin, processor
 from jitgen.deploy.trials import Program, TimeIsOverError, Timer
-from jitgen.errors import CacheError, JitgenError
+from jitgen.errors import JitgenError
 from jitgen.families import registry
+from jitgen.fingerprint import code_digest, without_comments
 from jitgen.lowering import Lowered, Route
 from jitgen.schedule import tuned
 from jitgen.schedule.tuned import Row
-from jitgen.spec import Target
+from jitgen.spec import Target, digest
 from jitgen.store.default import default_store
 
 MOST_CANDIDATES = 16
@@ -49,8 +56,12 @@ WORTH_TRYING = 1.6
 """A candidate that the model estimates to take so many times as long as its choice is not measured, unless it is one of
 the first ``LEAST_CANDIDATES``: the estimates of few may be coarse."""
 LEAST_CANDIDATES = 4
+PROBED_BYTES = 2**16
+"""Bytes that the store must have room for; a kernel takes as many, or some times as many."""
 MARGIN = 0.03
 """A row must save this share of the time of the model's choice, so that noise writes none."""
+NEEDS_MORE = 1.1
+"""Times the seconds that did not suffice for a problem, its next run needs at least."""
 FINALISTS = 3
 """Candidates that are compared with the model's choice once more, in turn with it."""
 
@@ -70,6 +81,7 @@ class Problem:
         rows: a row for each candidate that is measured, that of the model's choice first.
         costs: of these by the family's model, in its unit.
         candidates: how many there are in all.
+        pruned: the rows and costs of the others, which are measured only where one of them was kept before.
     """
 
     entry: Entry
@@ -79,6 +91,7 @@ class Problem:
     rows: tuple[Row, ...] = field(repr=False)
     costs: tuple[float, ...]
     candidates: int
+    pruned: tuple[tuple[Row, float], ...] = field(default=(), repr=False)
 
     @property
     def identity(self) -> str:
@@ -101,6 +114,7 @@ class Measured:
         seconds: of each of its rows; None where a candidate failed, whose reason is in ``failures``.
         winner: the row that was kept; None where the model's choice stays.
         gain: the share of the time of the model's choice that the winner saves; 0 without one.
+        row_gone: whether a row of an earlier measurement went, as there is no winner now.
     """
 
     problem: Problem
@@ -108,11 +122,28 @@ class Measured:
     failures: tuple[str, ...]
     winner: Row | None
     gain: float
+    row_gone: bool = False
 
     @property
     def failed(self) -> bool:
         """Returns whether nothing is known of the problem: the model's choice could not be timed."""
         return self.seconds[0] is None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Describes a problem that is still to be measured.
+
+    Attributes:
+        problem: the problem.
+        needs: the seconds that a run needs for it, by an estimate, where those of an earlier run did not suffice for
+            its timings; else 0.
+        is_stale: whether it was measured by other code, by another compiler or on another device.
+    """
+
+    problem: Problem
+    needs: float
+    is_stale: bool
 
 
 def problems_of(entries: Sequence[Entry], target: Target, chip: Any) -> Iterator[Problem]:
@@ -161,8 +192,29 @@ def _problem(entry: Entry, lowered: Lowered, number: int) -> Problem | None:
     most = WORTH_TRYING * costs[chosen[0]]
     near = [c for number, c in enumerate(chosen) if number < LEAST_CANDIDATES or costs[c] <= most]
     tried = near[:MOST_CANDIDATES]
-    rows = tuple(tuned.row_of(device.model.name, device.dialect, facts, candidate) for candidate in tried)
-    return Problem(entry, lowered.route, family.name, facts, rows, tuple(costs[c] for c in tried), len(candidates))
+    rows = {c: tuned.row_of(device.model.name, device.dialect, facts, c) for c in chosen}
+    pruned = tuple((rows[c], costs[c]) for c in chosen if c not in set(tried))
+    measured, estimates = tuple(rows[c] for c in tried), tuple(costs[c] for c in tried)
+    return Problem(entry, lowered.route, family.name, facts, measured, estimates, len(candidates), pruned)
+
+
+def waiting(problems: Sequence[Problem], output: Path, device: torch.device) -> list[Waiting]:
+    """Returns the problems that ``output`` has no measurements of by this device, code and compiler; those last whose
+    timings did not end in an earlier run, the quickest of them first.
+
+    Raises:
+        CacheError: what is in ``output`` cannot be read.
+    """
+    files = {_files(output, problem): problem for problem in problems}
+    known = {one: one.known(origin_of(problem, device)) for one, problem in files.items()}
+    lines = {one: {line["problem"] for line in one.read()} for one in files}
+    there: list[Waiting] = []
+    for problem in problems:
+        one, identity = _files(output, problem), problem.identity
+        if identity not in known[one][0]:
+            needs = known[one][1].get(identity, 0.0)
+            there.append(Waiting(problem, needs, not needs and identity in lines[one]))
+    return sorted(there, key=lambda one: one.needs)
 
 
 def tune(
@@ -174,37 +226,113 @@ def tune(
     progress: Callable[[Measured, int, int], None] | None = None,
 ) -> list[Measured]:
     """Measures ``problems`` on ``device`` and writes winners to ``output``, until ``seconds`` are over: then the
-    compile or the timing in hand ends, and its problem is left to the next run.
+    compile or the timing in hand ends, and its problem is left to the next run. One whose timings did not end comes
+    last there, and is not begun where it needs more seconds than there are (``Waiting.needs``).
 
     Args:
-        output: a directory as ``JITGEN_TUNED`` names one. What it has of other problems stays; problems that were
-            measured before are left out.
-        jobs: worker processes that compile, all problems ahead; 1 for this process, which compiles the candidates of a
-            problem before it times them; None for as many workers as the machine takes.
+        output: a directory as ``JITGEN_TUNED`` names one, which other runs may write to at once. What it has of other
+            problems stays; problems that were measured before are left out (``waiting``).
+        jobs: worker processes that compile; 1 for this process; None for as many as the machine takes. Where a GPU is
+            measured they compile all problems ahead; on a CPU, which they would keep busy, one problem at a time.
         progress: called for each problem when it is measured, with how many are and how many there are.
 
     Raises:
-        CacheError: what is in ``output`` cannot be read, or it cannot be written; before anything is measured.
+        CacheError: what is in ``output`` cannot be read, or it or the store cannot be written: before anything is
+            measured, or, where a disk is full by then, after ``progress`` was told of what was.
     """
     ends = time.monotonic() + seconds
-    waiting = [problem for problem in problems if problem.identity not in measured_before(output, problem)]
-    for path, problem in {_paths(output, problem)[0]: problem for problem in waiting}.items():
-        with shared_files.locked(path):
-            _rows_before(path, problem)
+    ahead = waiting(problems, output, device)
+    for files in {_files(output, one.problem) for one in ahead}:
+        files.check()
     store, done = default_store(), list[Measured]()
+    if ahead and not store.remote:
+        with store.writing(), tempfile.TemporaryFile(dir=store.root) as probe:
+            probe.write(bytes(PROBED_BYTES))
+    ahead = [_with_its_row(one, output) for one in ahead if one.needs <= seconds]
     location, families = work.location_of(store, shared_directory=True), work.families_outside()
-    tasks = [[_task(problem, row, location, families) for row in problem.rows] for problem in waiting]
+    tasks = [[_task(one.problem, row, location, families) for row in one.problem.rows] for one in ahead]
     with _builder(jobs, ends) as build, contextlib.suppress(TimeIsOverError):
-        builds = map(build, tasks) if jobs == 1 else [build(tasks_of_problem) for tasks_of_problem in tasks]
-        for number, (problem, futures) in enumerate(zip(waiting, builds, strict=False)):
+        lazily = jobs == 1 or device.type == "cpu"
+        builds = map(build, tasks) if lazily else [build(tasks_of_problem) for tasks_of_problem in tasks]
+        for number, (one, futures) in enumerate(zip(ahead, builds, strict=False)):
             if time.monotonic() >= ends or not _built_in_time(futures, ends):
                 break
-            result = _measured(problem, [_failure(future) for future in futures], device, ends)
-            _keep(output, result, device)
-            done.append(result)
-            if progress is not None:
-                progress(result, number + 1, len(waiting))
+            files = _files(output, one.problem)
+            with files.claimed(one.problem.identity) as is_own:
+                if not is_own or one.problem.identity in files.known(origin_of(one.problem, device))[0]:
+                    continue  # another run measures it, or has by now
+                result = _measured_or_noted(one.problem, futures, files, device, ends)
+                try:
+                    result = _kept(result, files, device)
+                finally:
+                    done.append(result)
+                    if progress is not None:
+                        progress(result, number + 1, len(ahead))
     return done
+
+
+def _with_its_row(one: Waiting, output: Path) -> Waiting:
+    """Returns ``one`` with the schedule of the row that ``output`` has of it among those that are measured, so that
+    the row is judged again."""
+    problem = one.problem
+    row = _files(output, problem).row_of(problem.rows[0])
+    again = [(other, cost) for other, cost in problem.pruned if row is not None and _names(row, other)]
+    rows, costs = (tuple(column) for column in zip(*again, strict=True)) if again else ((), ())
+    changed = dataclasses.replace(problem, rows=(*problem.rows, *rows), costs=(*problem.costs, *costs))
+    return dataclasses.replace(one, problem=changed)
+
+
+def _names(row: Row, full: Row) -> bool:
+    """Returns whether the schedules of ``full``, a row with all of their fields, are those of ``row``."""
+    return len(row.schedules) == len(full.schedules) and any(
+        all(
+            one.mainloop == other.mainloop and one.fields.items() <= other.fields.items()
+            for one, other in zip(order, full.schedules, strict=True)
+        )
+        for order in itertools.permutations(row.schedules)
+    )
+
+
+def _measured_or_noted(
+    problem: Problem, futures: Sequence[Future[work.Outcome]], files: Files, device: torch.device, ends: float
+) -> Measured:
+    """Returns what was measured of ``problem``.
+
+    Raises:
+        TimeIsOverError: the time is ``ends``; what the problem needs is noted.
+    """
+    started = time.monotonic()
+    try:
+        return _measured(problem, [_failure(future) for future in futures], device, ends)
+    except TimeIsOverError as error:
+        needs = max(error.needs, NEEDS_MORE * (ends - started))
+        origin = origin_of(problem, device).as_json
+        files.postpone(problem.identity, {"problem": problem.identity, "origin": origin, "needs": needs})
+        raise
+
+
+def _kept(result: Measured, files: Files, device: torch.device) -> Measured:
+    """Writes ``result`` to the measurements and its winner to the rows; nothing of one that failed."""
+    if result.failed:
+        return result
+    problem, winner, origin = result.problem, result.winner, origin_of(result.problem, device)
+    candidates = [
+        {"schedule": row.as_json["schedule"], "seconds": seconds, "cost": cost}
+        for row, seconds, cost in zip(problem.rows, result.seconds, problem.costs, strict=True)
+    ]
+    line = {"problem": problem.identity, "origin": origin.as_json, "candidates": candidates}
+    measured = None
+    if winner is not None:
+        seconds = result.seconds[problem.rows.index(winner)]
+        source = f"jitgen tune {__version__} on {origin.device}"
+        facts = {"seconds": seconds, "seconds_of_the_model": result.seconds[0], "source": source}
+        measured = {**winner.as_json, "measured": facts}
+    gone = files.keep(problem.identity, line, problem.rows[0], measured)
+    return dataclasses.replace(result, row_gone=gone)
+
+
+def _files(output: Path, problem: Problem) -> Files:
+    return Files(output, problem.route.target.arch, problem.family)
 
 
 @contextlib.contextmanager
@@ -276,6 +404,7 @@ def _measured(problem: Problem, failures: Sequence[str], device: torch.device, e
         program = Program(problem.entry, problem.route, device, ends)
     except Exception as error:
         return Measured(problem, tuple(seconds), (f"{type(error).__name__}: {error}",), None, 0.0)
+    program.expects(len(problem.rows) * trials.ROUNDS + (1 + FINALISTS) * trials.CAREFUL_ROUNDS)
     timers: dict[int, Timer] = {}
     expected: list[torch.Tensor] | None = None
     for number, row in enumerate(problem.rows):
@@ -308,90 +437,22 @@ def _measured(problem: Problem, failures: Sequence[str], device: torch.device, e
     return Measured(problem, tuple(seconds), tuple(filter(None, reasons)), winner, gain if winner else 0.0)
 
 
-# ------------------------------------------------------------------------------------------------------------- files
+def origin_of(problem: Problem, device: torch.device) -> Origin:
+    """Returns what measures ``problem`` here: the device, the code that generates and measures, and the compiler."""
+    route = problem.route
+    outside = {family.name: family.fingerprint() for family in registry.FAMILIES}[problem.family]
+    tools = str(routes.toolchain(route.backend, route.compiler))
+    return Origin(_device_name(device), digest([code_digest(), _measuring_code(), outside, tools]))
 
 
-def _paths(output: Path, problem: Problem) -> tuple[Path, Path]:
-    """Returns the file of rows and the file of measurements."""
-    directory = output / problem.route.target.arch
-    return directory / f"{problem.family}.json", directory / f"{problem.family}.measured.jsonl"
-
-
-def measured_before(output: Path, problem: Problem) -> set[str]:
-    """Returns the identities of the problems of this family and target that ``output`` has measurements of."""
-    _, path = _paths(output, problem)
-    if not path.is_file():
-        return set()
-    try:
-        return {_identity(number, line) for number, line in enumerate(_whole_lines(path.read_text()), 1)}
-    except (OSError, ValueError) as error:
-        raise CacheError(f"{path} has no measurements of jitgen tune: {error}; remove the line, or the file") from error
-
-
-def _identity(number: int, line: str) -> str:
-    """Returns the identity of the problem of a line of measurements.
-
-    Raises:
-        ValueError: it is another line.
-    """
-    try:
-        return str(json.loads(line)["problem"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"line {number}: {error}") from error
-
-
-def _whole_lines(text: str) -> list[str]:
-    """Returns the lines of ``text`` that end: a process that was killed may have left a part of one."""
-    return text[: text.rfind("\n") + 1].splitlines()
-
-
-def _keep(output: Path, result: Measured, device: torch.device) -> None:
-    """Adds ``result`` to the measurements and, if it has a winner, to the rows; nothing of one that failed."""
-    if result.failed:
-        return
-    path, measurements = _paths(output, result.problem)
-    candidates = [
-        {"schedule": row.as_json["schedule"], "seconds": seconds, "cost": cost}
-        for row, seconds, cost in zip(result.problem.rows, result.seconds, result.problem.costs, strict=True)
-    ]
-    line = {"problem": result.problem.identity, "device": _device_name(device), "candidates": candidates}
-    with shared_files.locked(path):  # of both files
-        if result.winner is not None:
-            _add_row(path, result, device)
-        before = _whole_lines(measurements.read_text()) if measurements.is_file() else []
-        shared_files.replace(measurements, "".join(f"{line}\n" for line in (*before, json.dumps(line))))
-
-
-def _add_row(path: Path, result: Measured, device: torch.device) -> None:
-    """Replaces the row of the problem in ``path``, whose lock is held, or adds one."""
-    problem, winner = result.problem, result.winner
-    assert winner is not None
-    content = _rows_before(path, problem)
-    seconds = result.seconds[problem.rows.index(winner)]
-    measured = {
-        "seconds": seconds,
-        "seconds_of_the_model": result.seconds[0],
-        "source": f"jitgen tune {__version__} on {_device_name(device)}",
-    }
-    own = winner.as_json
-    others = [row for row in content["rows"] if any(row[name] != own[name] for name in ("chip", "dialect", "problem"))]
-    content["rows"] = [*others, {**own, "measured": measured}]
-    shared_files.replace(path, json.dumps(content, indent=1) + "\n")
-
-
-def _rows_before(path: Path, problem: Problem) -> dict[str, Any]:
-    """Returns the content of ``path``, whose lock is held, or that of a file without rows.
-
-    Raises:
-        CacheError: it is a file of another form, to which nothing is added.
-    """
-    target = problem.route.target.arch
-    if not path.is_file():
-        return {"schema": tuned.SCHEMA, "target": target, "family": problem.family, "rows": []}
-    tuned.read(path, target, problem.family)
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+@functools.cache
+def _measuring_code() -> str:
+    """Returns the digest of what measures, which has no say in what is generated."""
+    modules = (__file__, trials.__file__, trial_inputs.__file__)
+    return digest([without_comments(Path(module).read_text(encoding="utf-8")) for module in modules])
 
 
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{processor()}, {torch.get_num_threads()} threads"

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import jitgen
 from jitgen.cli.group import jitgen as command
-from jitgen.deploy import manifest_schema, trials, tune, work
+from jitgen.deploy import manifest_schema, measurements, trials, tune, work
 from jitgen.deploy.trials import Program, Seconds
 from jitgen.errors import CacheError
 from jitgen.schedule import tuned
@@ -49,6 +49,10 @@ def problem(manifest: Path) -> tune.Problem:
 def mainloops_of(problem: tune.Problem) -> list[str]:
     """The candidates, of which processors prefer different ones: what the model chooses comes first."""
     return [row.schedules[0].mainloop for row in problem.rows]
+
+
+def problems_in(output: Path, problem: tune.Problem) -> list[str]:
+    return [line["problem"] for line in tune._files(output, problem).read()]
 
 
 @pytest.fixture
@@ -184,7 +188,8 @@ def test_a_part_of_a_line_is_measured_again(problem: tune.Problem, tmp_path: Pat
     path.parent.mkdir()
     path.write_text('{"problem": "other"}\n' + json.dumps({"problem": problem.identity})[:-9])
     assert len(tune.tune([problem], tmp_path, CPU, 300, jobs=1)) == 1
-    assert tune.measured_before(tmp_path, problem) == {"other", problem.identity}
+    assert problems_in(tmp_path, problem) == ["other", problem.identity]
+    assert not tune.waiting([problem], tmp_path, CPU)
 
 
 def test_runs_into_one_output_keep_the_rows_of_all(problem: tune.Problem, tmp_path: Path) -> None:
@@ -193,10 +198,11 @@ def test_runs_into_one_output_keep_the_rows_of_all(problem: tune.Problem, tmp_pa
         other = dataclasses.replace(problem, rows=rows, facts=rows[0].problem)
         return tune.Measured(other, (1.0, 0.5), (), rows[1], 0.5)
 
+    files = tune._files(tmp_path, problem)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: tune._keep(tmp_path, measured(number), CPU), range(32)))
-    assert len(tuned.read(tmp_path / problem.route.target.arch / "gemm.json", problem.route.target.arch, "gemm")) == 32
-    assert len(tune.measured_before(tmp_path, problem)) == 32
+        list(pool.map(lambda number: tune._kept(measured(number), files, CPU), range(32)))
+    assert len(tuned.read(files.rows, problem.route.target.arch, "gemm")) == 32
+    assert len(set(problems_in(tmp_path, problem))) == 32
 
 
 @pytest.mark.parametrize(
@@ -256,7 +262,8 @@ def test_time_that_ends_amid_a_problem_leaves_it_to_the_next_run(
     monkeypatch.setattr(owner, where, late)
     monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
     assert tune.tune([problem], tmp_path, CPU, 300, jobs=1) == []
-    assert tune.measured_before(tmp_path, problem) == set()
+    ((waiting),) = tune.waiting([problem], tmp_path, CPU)
+    assert waiting.needs == (0 if where == "build" else pytest.approx(330))
 
 
 def test_the_command_counts_what_was_measured_before(
@@ -267,10 +274,10 @@ def test_the_command_counts_what_was_measured_before(
     assert len(of_gemm) > 1
     tune.tune(of_gemm[:1], tmp_path, CPU, 300, jobs=1)
     arguments = ["tune", str(manifest), "--family", "gemm", "--output", str(tmp_path), "--jobs", "1"]
-    monkeypatch.setattr(tune, "_measured", lambda *_: tune.Measured(of_gemm[1], (1.0, 0.5), (), None, 0.0))
+    monkeypatch.setattr(tune, "_measured", lambda one, *_: tune.Measured(one, (1.0,) * len(one.rows), (), None, 0.0))
     result = CliRunner().invoke(command, arguments)
     total = len(of_gemm)
-    assert f"{total} of {total} problems measured, 1 of them before; 0 new rows" in result.output
+    assert f"{total} of {total} problems measured, 1 of them before; 0 rows kept in {tmp_path}" in result.output
     over = CliRunner().invoke(command, [*arguments, "--seconds", "1e-9", "--output", str(tmp_path / "other")])
     assert f"0 of {total} problems measured, 0 of them before, {total} left for another run" in over.output
 
@@ -311,6 +318,208 @@ def test_an_interrupt_says_where_the_measurements_are(
     result = CliRunner().invoke(command, ["tune", str(manifest), "--output", str(tmp_path), "--jobs", "1"])
     assert result.exit_code == 130
     assert f"interrupted; {tmp_path} has what was measured" in result.output
+
+
+def timed_as(monkeypatch: pytest.MonkeyPatch, model: float, other: float) -> None:
+    """Has the model's choice and all other candidates take these seconds."""
+    seconds = {True: Seconds(model, model, model), False: Seconds(other, other, other)}
+    monkeypatch.setattr(
+        Program, "rounds", lambda self, timers, careful=False: {number: seconds[number == 0] for number in timers}
+    )
+
+
+def measured_by_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "_measuring_code", lambda: "other")
+
+
+def test_a_row_that_wins_no_more_goes(problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = tune._files(tmp_path, problem)
+    timed_as(monkeypatch, 1.0, 0.5)
+    tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    content = json.loads(files.rows.read_text())
+    other = {**content["rows"][0], "problem": {**content["rows"][0]["problem"], "rows": 4096}}
+    files.rows.write_text(json.dumps({**content, "rows": [other, *content["rows"]]}))
+    timed_as(monkeypatch, 1.0, 0.99)
+    measured_by_other_code(monkeypatch)
+    (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    assert result.row_gone
+    assert result.winner is None
+    (left,) = tuned.read(files.rows, problem.route.target.arch, "gemm")
+    assert left.problem["rows"] == 4096
+
+
+def test_a_row_is_judged_again_though_its_schedule_is_pruned(
+    problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, (chosen, other) = tune._files(tmp_path, problem), problem.rows
+    timed_as(monkeypatch, 1.0, 0.5)
+    tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    pruned = dataclasses.replace(problem, rows=(chosen,), costs=problem.costs[:1], pruned=((other, 9.0),))
+    measured_by_other_code(monkeypatch)
+    (again,) = tune.tune([pruned], tmp_path, CPU, 300, jobs=1)
+    assert again.winner is not None
+    assert again.winner.digest == other.digest
+    assert files.row_of(chosen) == other
+    files.rows.unlink()
+    monkeypatch.setattr(tune, "_measuring_code", lambda: "a third")
+    (without,) = tune.tune([pruned], tmp_path, CPU, 300, jobs=1)
+    assert without.seconds == (1.0,)
+
+
+@pytest.mark.parametrize("what", ["code", "compiler", "device", "old form"])
+def test_measurements_of_other_origin_are_taken_anew(
+    what: str, problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed_as(monkeypatch, 1.0, 1.0)
+    tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    assert tune.waiting([problem], tmp_path, CPU) == []
+    files = tune._files(tmp_path, problem)
+    if what == "code":
+        monkeypatch.setattr(tune, "code_digest", lambda: "other")
+    elif what == "compiler":
+        monkeypatch.setattr(tune.routes, "toolchain", lambda *_: "gcc 99")
+    elif what == "device":
+        monkeypatch.setattr(tune, "processor", lambda: "another processor")
+    else:
+        files.lines.write_text(json.dumps({"problem": problem.identity, "device": "this CPU", "candidates": []}) + "\n")
+    assert [one.is_stale for one in tune.waiting([problem], tmp_path, CPU)] == [True]
+    assert len(tune.tune([problem], tmp_path, CPU, 300, jobs=1)) == 1
+    assert len(files.read()) == 1
+
+
+def test_a_problem_that_takes_longer_than_a_run_leaves_it_to_others(
+    manifest: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one takes 500 s of timings; a run of 300 s notes that, and the next one measures all others."""
+    problems = list(tune.problems_of(manifest_schema.read(manifest), host_target(), None))[:3]
+    original, now = Program.rounds, [0.0]
+
+    def rounds(self: Program, timers: Any, careful: bool = False) -> Any:
+        if self._slow:
+            now[0] += 250 * (1 + careful)
+            self._samples, self._timing = self._samples + 1, now[0]
+            self._check_time()
+        return original(self, timers, careful)
+
+    monkeypatch.setattr(Program, "rounds", rounds)
+    monkeypatch.setattr(Program, "_slow", False, raising=False)
+    monkeypatch.setattr(tune.time, "monotonic", lambda: now[0])
+    made = tune.Program
+
+    def program(entry: Any, *rest: Any) -> Program:
+        result = made(entry, *rest)
+        result._slow = entry is problems[0].entry
+        return result
+
+    monkeypatch.setattr(tune, "Program", program)
+    assert [one.problem for one in tune.waiting(problems, tmp_path, CPU)] == problems
+    assert tune.tune(problems, tmp_path, CPU, 300, jobs=1) == []
+    *others, slow = tune.waiting(problems, tmp_path, CPU)
+    assert [one.problem for one in others] == problems[1:]
+    assert slow.problem is problems[0]
+    assert slow.needs > 300
+    done = tune.tune(problems, tmp_path, CPU, 300, jobs=1)
+    assert [one.problem for one in done] == problems[1:]
+    assert tune.tune(problems, tmp_path, CPU, 300, jobs=1) == []  # it is not begun
+    monkeypatch.setattr(tune, "problems_of", lambda *_: iter(problems))
+    arguments = ["tune", str(manifest), "--output", str(tmp_path), "--jobs", "1"]
+    result = CliRunner().invoke(command, [*arguments, "--seconds", "300"])
+    assert result.exit_code == 1
+    budget = f"{measurements.rounded_up(slow.needs):g}"
+    assert f"1 of these need more than --seconds 300: give --seconds {budget}" in result.output
+    listed = CliRunner().invoke(command, [*arguments, "--dry-run", "--json"])
+    assert [one["needs"] for one in json.loads(listed.stdout)["problems"]] == [slow.needs, None, None]
+    (last,) = tune.tune(problems, tmp_path, CPU, float(budget) * 3, jobs=1)
+    assert last.problem.identity == problems[0].identity
+    assert tune.waiting(problems, tmp_path, CPU) == []
+
+
+def test_what_a_problem_needs_is_estimated_from_its_samples(
+    problem: tune.Problem, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(trials.time, "monotonic", lambda: now[0])
+    program = Program(problem.entry, problem.route, CPU, ends=35.0)
+    program.expects(12)
+
+    def timer() -> float:
+        now[0] += 10.0
+        return 10.0
+
+    with pytest.raises(trials.TimeIsOverError) as over:
+        program.rounds({0: timer, 1: timer}, careful=True)
+    assert over.value.needs == 120.0
+
+
+def test_runs_at_once_share_the_problems(problem: tune.Problem, tmp_path: Path, quick: None) -> None:
+    files = tune._files(tmp_path, problem)
+    files.check()
+    with files.claimed(problem.identity) as is_own:
+        assert is_own
+        assert tune.tune([problem], tmp_path, CPU, 300, jobs=1) == []
+    assert len(tune.tune([problem], tmp_path, CPU, 300, jobs=1)) == 1
+    assert sorted(path.name for path in files.rows.parent.iterdir()) == ["gemm.measured.jsonl"]
+
+
+def test_timings_go_round_the_copies_of_the_inputs() -> None:
+    seen: list[int] = []
+
+    def call(number: int) -> None:
+        seen.append(number)
+        trials.time.sleep(0.003)  # longer than a timing takes at least
+
+    timer = trials._clock_timer([lambda number=number: call(number) for number in range(4)])  # type: ignore[misc]
+    for _ in range(6):
+        assert timer() > 0.002
+    assert seen == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_a_store_that_cannot_be_written_is_told_of_before_anything_is_compiled(
+    problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITGEN_CACHE_DIR", "/proc/nowhere")
+    with pytest.raises(CacheError, match=r"store /proc/nowhere cannot be written: .* Set JITGEN_CACHE_DIR"):
+        tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+
+
+@pytest.mark.parametrize("how", ["interrupt", "full disk"])
+def test_json_is_one_document_however_a_run_ends(
+    how: str, manifest: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, begun = tune._kept, iter(range(100))
+
+    def kept(*arguments: Any) -> tune.Measured:
+        if next(begun) < 1:
+            return original(*arguments)
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        raise CacheError("gemm.json cannot be written: No space left on device")
+
+    monkeypatch.setattr(tune, "_kept", kept)
+    arguments = ["tune", str(manifest), "--output", str(tmp_path), "--jobs", "1", "--json"]
+    result = CliRunner().invoke(command, arguments)
+    answer = json.loads(result.stdout)
+    assert result.exit_code == (130 if how == "interrupt" else 2)
+    assert answer["ended_by"] == ("interrupt" if how == "interrupt" else "error")
+    assert len(answer["measured"]) == 2  # what was not kept is told of
+    assert len(answer["measured"]) + len(answer["left"]) == answer["problems"]
+    assert how == "interrupt" or "No space left on device" in result.stderr
+    monkeypatch.setattr(tune, "_kept", original)
+    result = CliRunner().invoke(command, arguments)
+    answer = json.loads(result.stdout)
+    assert (result.exit_code, answer["ended_by"], answer["left"], answer["measured_before"]) == (0, "", [], 1)
+
+
+def test_a_full_disk_is_found_before_anything_is_measured(
+    problem: tune.Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(measurements.shared_files, "replace", full)
+    monkeypatch.setattr(tune, "_measured", lambda *_: pytest.fail("something was measured"))
+    with pytest.raises(CacheError, match=r"gemm\.json cannot be written: No space left on device"):
+        tune.tune([problem], tmp_path, CPU, 300, jobs=1)
 
 
 def test_names_of_problems_have_rows_and_short_digests(problem: tune.Problem) -> None:
