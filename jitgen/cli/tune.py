@@ -117,6 +117,8 @@ def tune(
         raise click.exceptions.Exit(INTERRUPTED) from None
     except JitgenError:
         answer("error")
+        if done:
+            say(f"{directory} has what was measured before the last problem; the next run goes on after it", err=True)
         raise
     ahead = left = _left(tuning.waiting(problems, directory, device), done)
     slow = [one.needs for one in left if one.needs > seconds]

@@ -404,7 +404,7 @@ def _measured(problem: Problem, failures: Sequence[str], device: torch.device, e
         program = Program(problem.entry, problem.route, device, ends)
     except Exception as error:
         return Measured(problem, tuple(seconds), (f"{type(error).__name__}: {error}",), None, 0.0)
-    program.expects(len(problem.rows) * trials.ROUNDS + (1 + FINALISTS) * trials.CAREFUL_ROUNDS)
+    program.expects(len(problem.rows) * trials.ROUNDS + min(1 + FINALISTS, len(problem.rows)) * trials.CAREFUL_ROUNDS)
     timers: dict[int, Timer] = {}
     expected: list[torch.Tensor] | None = None
     for number, row in enumerate(problem.rows):
