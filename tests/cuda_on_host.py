@@ -3,8 +3,9 @@
 The source is the one a GPU would get, with the same headers. A block's threads are coroutines (POSIX ``ucontext``) that
 take turns: in each round a thread runs until it shuffles or waits at a barrier. The threads of a warp must pass the
 same shuffles, and all threads of a block the same barriers, as here they do. Of PTX only the conversions of 16-bit
-floats are known; ``headers`` may take the place of a header that has more of it, as ``tests/host_ptx.cuh`` does of the
-matrix products' instructions. Slow: meant for kernels of a few blocks.
+floats and accesses of shared memory are known, and an AssertionError names any other instruction that a thread comes
+to; ``headers`` may take the place of a header that has more of it, as ``tests/host_ptx.cuh`` does of the matrix
+products' instructions. Slow: meant for kernels of a few blocks.
 """
 
 from __future__ import annotations
@@ -223,15 +224,28 @@ _ASSEMBLY = {
     r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(t\).*?\);': ("t = 1.0f / __fmaf_rn(0.4187246f, size, 1.0f);"),
     r'asm( volatile)?\("ld.global(?:.|\n)*?\);': "word = *address;",
     r'asm volatile\("st.global.v4(?:.|\n)*?\);': "words[i] = word;",
+    r'asm volatile\("ld.shared.v4.u32 (?:.|\n)*?\);': "memcpy(b, shared_memory + address, 16);",
+    r'asm volatile\("st.shared.v[24].u32 .*?::"r"\((.*?)\), "r"\(word(?:.|\n)*?\);': (
+        r"memcpy(shared_memory + \1, &word, sizeof(word));"
+    ),
+    r'asm volatile\("st.shared.u(8|16|32) \[%0\], %1;" ::"r"\((.*)\), "[rh]"\((.*)\) : "memory"\);': (
+        r"{ const uint\1_t stored = uint\1_t(\3); memcpy(shared_memory + \2, &stored, sizeof(stored)); }"
+    ),
     r'asm( volatile)?\("" : .*?\);': ";",
-    r"asm( volatile)?\((?:.|\n)*?\);": "abort();",
 }
+_UNKNOWN = re.compile(r"asm(?: volatile)?\((?:.|\n)*?\);")
 _THREADS = "jitgen/cuda_on_host.hpp"
 """The header with what kernels find on a GPU, which ``tests/compiled_once.py`` compiles once for all kernels: what it
 includes itself takes half of a kernel's time."""
 
 _SHARED = re.compile(r"extern __shared__ .*? (\w+)\[\];")
 _SHARED_NUMBERS = re.compile(r"extern __shared__ (float|double|int) (\w+)\[\];")
+
+
+def _refused(assembly: re.Match[str]) -> str:
+    """Text that ends the grid where a thread comes to an instruction that the host does not know."""
+    words = re.search(r"[a-z]\w*(\.\w+(::\w+)?)+|[a-z]\w*", assembly[0].partition('"')[2])
+    return f'give_up("the instruction {words[0] if words else "?"}, which the host does not know");'
 
 
 def on_host(
@@ -245,6 +259,7 @@ def on_host(
     for name, text in headers.items():
         for pattern, replacement in _ASSEMBLY.items():
             text = re.sub(pattern, replacement, text)
+        text = _UNKNOWN.sub(_refused, text)
         text = _SHARED.sub(r"unsigned char* const \1 = shared_memory;", text)
         path = directory / "include" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -93,6 +93,27 @@ def test_rows_with_ids_on_hopper(format: str, group: int | None) -> None:
     assert not failure(found, wanted, format)
 
 
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("format", [None, "int4", "int8", "mxfp4"])
+@pytest.mark.quick(where=lambda format, dtype, target: format == "int4" or (format is None and target == "sm_80"))
+def test_rows_with_ids(format: str | None, dtype: torch.dtype, target: str) -> None:
+    """Rows of ragged lengths; the first and the last of the matrices, and one that several rows choose."""
+    x, dense = torch.randn(5, 96, dtype=dtype), torch.randn(4, 48, 96, dtype=dtype)
+    weight = jitgen.quantize(dense, format, group_size=32 if format == "int4" else None) if format else dense
+    exact = (weight.dequantize(torch.float64) if format else dense).double()
+    ids = torch.tensor([3, 0, 0, -2, 1])
+    (found,) = run(chosen, x, weight, ids, target=target, headers=host_headers())
+    wanted = 2 * torch.einsum("snk,sk->sn", exact[ids], x.double())
+    assert not failure(found, wanted, f"{format} {dtype} {target}")
+
+
+def test_an_instruction_that_the_host_does_not_know_is_named() -> None:
+    x, dense, ids = torch.randn(2, 64), torch.randn(3, 32, 64), torch.tensor([2, 0])
+    with pytest.raises(AssertionError, match=r"cp.async.*, which the host does not know"):
+        run(chosen, x, dense, ids)
+
+
 _TILES = r"""
 #include "jitgen/gemm_groups.cuh"
 
