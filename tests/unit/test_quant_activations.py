@@ -25,7 +25,7 @@ from jitgen.spec import KernelSource, Target, runs_here
 LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if runs_here(Target.parse(level))]
 FORMATS = [("int8", None), ("int8", 64), ("int4", 32), ("int4", None), ("uint4", 128), ("uint4", None)]
 PLANES = [("int3", 128), ("uint3", 32), ("ternary", None), ("uint2", 48), ("uint7", None), ("uint1", 96)]
-SIZES = [(1, 1, 1), (1, 300, 65), (2, 33, 16), (7, 520, 40), (24, 65, 17), (130, 1030, 70)]
+SIZES = [(1, 1, 1), (1, 300, 65), (2, 33, 16), (3, 1100, 33), (4, 260, 17), (7, 520, 40), (24, 65, 17), (130, 1030, 70)]
 """M, K and N."""
 
 

@@ -133,28 +133,48 @@ struct Prefetched {
   int64_t step;
 };
 
-// Adds the products of the elements of a unit of codes from `step` on.
-template <class Compute, int rows, int step = 0>
-JITGEN_INLINE void add_elements(typename Compute::Vector (&acc)[rows][Compute::vectors], const char* w,
-                                const typename Compute::Element* x) {
+// Accumulators of a row's sums in a vector, to which products are added in turn: of few rows as many as hide the four or
+// five cycles that VPDPBUSD takes. Short spans of several rows overlap without. Sums of integers are the same in any
+// order.
+template <class Compute, int64_t span, int rows>
+constexpr int accumulators_of_codes() {
+  constexpr int chains = rows * Compute::vectors;
+  if (!same<typename Compute::Vector, Ints> || halves_x<Compute>(0)) return 1;
+  if (chains > 1 && span * Compute::steps <= 8) return 1;
+  return chains <= 2 ? 4 : chains <= 4 ? 2 : 1;
+}
+
+// Adds the products of the elements of a unit of codes from `step` on, the first one's to accumulator `first`.
+template <class Compute, int ways, int rows, int step = 0>
+JITGEN_INLINE void add_elements(typename Compute::Vector (&acc)[ways][rows][Compute::vectors], const char* w,
+                                const typename Compute::Element* x, int first) {
   Octets codes[Compute::vectors];
   for (int v = 0; v < Compute::vectors; ++v) codes[v] = Compute::template codes<step>(w, v);
 #pragma GCC unroll 24
-  for (int m = 0; m < rows; ++m) accumulate_block(acc[m], codes, x + step * rows + m);
-  if constexpr (step + 1 < Compute::steps) add_elements<Compute, rows, step + 1>(acc, w, x);
+  for (int m = 0; m < rows; ++m) accumulate_block(acc[(first + step) % ways][m], codes, x + step * rows + m);
+  if constexpr (step + 1 < Compute::steps) add_elements<Compute, ways, rows, step + 1>(acc, w, x, first);
 }
 
 // Adds the products of `units` units of codes and of rows of x, and advances both.
-template <class Compute, int rows>
-JITGEN_INLINE void add_units(typename Compute::Vector (&acc)[rows][Compute::vectors], const char*& w,
+template <class Compute, int ways, int rows>
+JITGEN_INLINE void add_units(typename Compute::Vector (&acc)[ways][rows][Compute::vectors], const char*& w,
                              const typename Compute::Element*& x, int64_t units, Prefetched& next) {
-  for (int64_t unit = 0; unit < units; ++unit) {
+  constexpr int at_once = ways > Compute::steps ? ways / Compute::steps : 1;
+  const auto add = [&](int first) __attribute__((always_inline)) {
     for (int64_t line = 0; line < Compute::unit_bytes; line += 64) __builtin_prefetch(next.from + line, 0, 2);
     next.from += next.step;
-    add_elements<Compute, rows>(acc, w, x);
+    add_elements<Compute>(acc, w, x, first);
     w += Compute::unit_bytes;
     x += Compute::steps * rows;
+  };
+  int64_t unit = 0;
+  if constexpr (at_once > 1) {
+    for (; unit + at_once <= units; unit += at_once) {
+#pragma GCC unroll 4
+      for (int number = 0; number < at_once; ++number) add(number * Compute::steps);
+    }
   }
+  for (; unit < units; ++unit) add(0);
 }
 
 // Multiplies `units` units of codes by `rows` rows of x and adds the scaled products to `c`, or writes them
@@ -165,7 +185,7 @@ __attribute__((noinline)) void code_tile(const char* w, const typename Compute::
                                          int64_t units_per_scale, const Scale* scales, const uint8_t* zeros,
                                          SpanFacts<typename Compute::Element> facts, float* c, int64_t row_stride,
                                          bool first, Prefetched next) {
-  constexpr int vectors = Compute::vectors;
+  constexpr int vectors = Compute::vectors, ways = accumulators_of_codes<Compute, span, rows>();
   constexpr int64_t units_at_once = Compute::units_together != 0 ? Compute::units_together : span;
   for (int m = 0; first && m < rows; ++m) __builtin_memset(c + m * row_stride, 0, block_rows * sizeof(*c));
   for (int64_t done = 0; done < units; done += span) {
@@ -173,17 +193,24 @@ __attribute__((noinline)) void code_tile(const char* w, const typename Compute::
     [[maybe_unused]] const char* const span_codes = w;
     Ints sums[rows][vectors];
     for (int64_t unit = 0; unit < here || unit == 0; unit += units_at_once) {
-      typename Compute::Vector acc[rows][vectors];
-#pragma GCC unroll 24
-      for (int m = 0; m < rows; ++m) {
+      typename Compute::Vector acc[ways][rows][vectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) acc[m][v] = typename Compute::Vector{};
+      for (auto& sums_of_rows : acc) {
+#pragma GCC unroll 24
+        for (int m = 0; m < rows; ++m) {
+#pragma GCC unroll 4
+          for (int v = 0; v < vectors; ++v) sums_of_rows[m][v] = typename Compute::Vector{};
+        }
       }
-      add_units<Compute, rows>(acc, w, x, here - unit < units_at_once ? here - unit : units_at_once, next);
+      add_units<Compute>(acc, w, x, here - unit < units_at_once ? here - unit : units_at_once, next);
 #pragma GCC unroll 24
       for (int m = 0; m < rows; ++m) {
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) add_whole(sums[m][v], acc[m][v], unit == 0);
+        for (int v = 0; v < vectors; ++v) {
+#pragma GCC unroll 4
+          for (int way = 1; way < ways; ++way) acc[0][m][v] += acc[way][m][v];
+          add_whole(sums[m][v], acc[0][m][v], unit == 0);
+        }
       }
     }
     if constexpr (halves_x<Compute>(0)) {
