@@ -7,25 +7,41 @@
 
     python tests/corpus.py compare before/ --only attention    # the cases whose names have this word
 
-Nothing is compiled. The head of a source (its comment lines, which describe the specialisation) is left out of the
-comparison. tinygrad compares its kernels with those of its main branch in the same way ("process replay").
+    python tests/corpus.py write before/ --compiled sm_90a     # kernels in CUDA C++ with their headers
+    python tests/corpus.py compare before/ --compiled sm_90a   # what NVRTC makes of them
+
+The head of a source (its comment lines, which describe the specialisation) is left out of the comparison. tinygrad
+compares its kernels with those of its main branch in the same way ("process replay").
+
+Nothing is compiled but with ``--compiled``, for changes of headers: kernels of which the source or a header differs are
+compiled with both versions, and their instructions, constants and resources are compared (``machine_code.py``). These
+are the chosen schedule of each kernel and ``--schedules`` others of those that it may have, and of all of them one with
+each source; ``--header gemm_mma.cuh`` leaves out kernels without this header, and ``--most`` all but so many of those
+that differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import itertools
-import re
+import json
+import pickle
+import random
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from barrier_launches import candidates, of_lowered
+from machine_code import compiled, without_digests
 
 import jitgen
+from jitgen.spec import KernelSource
 
 Spec = jitgen.TensorSpec
 Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
@@ -217,7 +233,7 @@ def _products() -> Iterator[Case]:
 
 
 def _codes() -> Iterator[Case]:
-    """Products of 8-bit codes."""
+    """Products of 8-bit codes, and of further formats of weights."""
 
     def scaled(x: Any, w: Any, s: Any, t: Any) -> Any:
         return ((x.float() @ w.float().T) * s * t).to(half)
@@ -244,6 +260,10 @@ def _codes() -> Iterator[Case]:
         ):
             weight = Spec((6144, 4096), half, format=format, group_size=group, activation=kind)
             yield f"{format.replace('.', '_')}_codes_{rows}", F.linear, (Spec((rows, 4096), half), weight)
+        for format, group in (("int2", 128), ("mxfp4", 32), ("nf4", 64), ("int4", 128), ("int8", None)):
+            weight = Spec((6144, 4096), half, format=format, group_size=group)
+            for dtype in (half, single):
+                yield f"{format}_{rows}_{dtype}", F.linear, (Spec((rows, 4096), dtype), weight)
         kind = {"format": "fp8_e4m3.rows128", "group_size": 128, "activation": "fp8_e4m3.block128"}
         weights = [Spec(shape, half, **kind) for shape in ((14336, 4096), (14336, 4096), (4096, 14336))]
         yield f"blocks_mlp_{rows}", mlp, (Spec((rows, 4096), half), Spec((4096,), half), *weights)
@@ -329,13 +349,13 @@ def _gradients() -> Iterator[Case]:
     yield "backward_embedding", lambda w, i: F.embedding(i, w), (spec(1000, 64), torch.zeros(300, dtype=torch.int64))
 
 
-def _kernels(name: str, function: Callable[..., Any], arguments: tuple[Any, ...], route: tuple[str, str]) -> Any:
+def _lowered(name: str, function: Callable[..., Any], arguments: tuple[Any, ...], route: tuple[str, str]) -> Any:
     lowered = jitgen.jit(function).lower(*arguments, backend=route[0], target=route[1])
-    return (*lowered.kernels, *(lowered.backward.kernels if name.startswith("backward") else ()))
+    return (lowered, lowered.backward) if name.startswith("backward") else (lowered,)
 
 
-def sources(word: str = "") -> Iterator[tuple[str, str]]:
-    """(name, source) of every kernel of the cases whose names have ``word``."""
+def _cases(word: str) -> Iterator[Case]:
+    """The cases whose names have ``word``."""
     cases = (
         _pointwise(),
         _rows(),
@@ -349,22 +369,86 @@ def sources(word: str = "") -> Iterator[tuple[str, str]]:
     )
     for name, function, arguments in itertools.chain(*cases):
         name = name.replace("torch.", "")
-        if word not in name:
-            continue
+        if word in name:
+            yield name, function, arguments
+
+
+def sources(word: str = "") -> Iterator[tuple[str, str]]:
+    """(name, source) of every kernel of the cases whose names have ``word``."""
+    for name, function, arguments in _cases(word):
         for backend, target in ROUTES:
             file = f"{name}.{backend}.{target}"
             try:
-                kernels = _kernels(name, function, arguments, (backend, target))
+                lowered = _lowered(name, function, arguments, (backend, target))
             except jitgen.UnsupportedError as error:
                 yield file, f"refused: {type(error).__name__}\n"
                 continue
-            for number, kernel in enumerate(kernels):
+            for number, kernel in enumerate(kernel for one in lowered for kernel in one.kernels):
                 yield f"{file}.{number}", kernel.source
+
+
+def cuda_sources(word: str, target: str, header: str, schedules: int) -> dict[str, KernelSource]:
+    """Name -> source of the kernels that ``--compiled`` compares. A name has a digest of the schedule."""
+    found: dict[str, KernelSource] = {}
+    seen = set()
+    for name, function, arguments in _cases(word):
+        try:
+            both = _lowered(name, function, arguments, ("cuda", target))
+        except jitgen.UnsupportedError:
+            continue
+        for side, one in enumerate(both):
+            for number, own in enumerate(one._lowered.schedules):
+                others = sorted(map(repr, made := candidates(one._lowered, number)))
+                chosen = set(random.Random(name).sample(others, min(schedules, len(others))))
+                for schedule in (own, *(other for other in made if other != own and repr(other) in chosen)):
+                    source, _ = of_lowered(one._lowered, number, schedule)
+                    if not _includes(source, header):
+                        continue
+                    inputs = _inputs(source)
+                    if inputs not in seen:
+                        seen.add(inputs)
+                        label = hashlib.sha256(repr(schedule).encode()).hexdigest()[:8]
+                        found[f"{name}.{side}.{number}.{label}"] = source
+    return found
+
+
+def _includes(source: KernelSource, header: str) -> bool:
+    return not header or f"jitgen/{header}" in dict(source.headers)
+
+
+def _inputs(source: KernelSource) -> str:
+    """A digest of all that decides what ``source`` compiles to."""
+    text = [*_body(source.text), source.headers, source.packages, source.options, str(source.target)]
+    return hashlib.sha256(repr(text).encode()).hexdigest()
+
+
+def compare_compiled(before: dict[str, KernelSource], now: dict[str, KernelSource], known: Path, most: int) -> int:
+    """Prints the kernels whose code differs; returns how many. ``known``: a file of digests that are known already."""
+    digests: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
+    changed = [name for name in sorted(now.keys() & before.keys()) if _inputs(before[name]) != _inputs(now[name])]
+    some = random.Random(0).sample(changed, min(most, len(changed))) if most else changed
+    missing = {_inputs(source): source for name in some for source in (before[name], now[name])}
+    missing = {inputs: source for inputs, source in missing.items() if inputs not in digests}
+    with ProcessPoolExecutor(2) as pool:
+        for inputs, code in zip(missing, pool.map(compiled, missing.values()), strict=True):
+            digests[inputs] = code
+            known.write_text(json.dumps(digests))
+    differing = [name for name in some if digests[_inputs(before[name])] != digests[_inputs(now[name])]]
+    alone = sorted(now.keys() ^ before.keys())
+    print(*(f"differs: {name}" for name in differing), sep="\n", end="\n" if differing else "")
+    print(
+        *(f"only {'now' if name in now else 'before'}: {name}" for name in alone), sep="\n", end="\n" if alone else ""
+    )
+    print(
+        f"{len(now)} kernels, {len(changed)} of other sources or headers, {len(some)} of these compiled, "
+        f"{len(differing)} to other code"
+    )
+    return len(differing) + len(alone)
 
 
 def _body(source: str) -> list[str]:
     """The lines of ``source`` behind its head, without the entry's digest, which follows from all others."""
-    lines = re.sub(r"\bjitgen_(\w+)_[0-9a-f]{8}\b", r"jitgen_\1", source).splitlines()
+    lines = without_digests(source).splitlines()
     first = next((n for n, line in enumerate(lines) if line.strip() and not line.startswith(("//", "#  ", "# "))), 0)
     return lines[first:]
 
@@ -374,8 +458,25 @@ def main() -> int:
     parser.add_argument("verb", choices=("write", "compare"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--only", default="", metavar="WORD", help="the cases whose names have this word")
+    parser.add_argument("--compiled", metavar="TARGET", help="compile kernels in CUDA C++ for this target")
+    parser.add_argument("--header", default="", help="with --compiled: kernels that include this one")
+    parser.add_argument("--schedules", type=int, default=4, help="with --compiled: of a kernel, beside its own")
+    parser.add_argument(
+        "--most", type=int, default=0, help="with --compiled: kernels to compile; 0 for all that differ"
+    )
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
+    if options.compiled:
+        kernels = cuda_sources(options.only, options.compiled, options.header, options.schedules)
+        file = options.directory / f"{options.compiled}.pickle"
+        if options.verb == "write":
+            file.write_bytes(pickle.dumps(kernels))
+            print(f"{len(kernels)} kernels written")
+            return 0
+        before = pickle.loads(file.read_bytes())
+        before = {name: before[name] for name in before if options.only in name.partition(".")[0]}
+        before = {name: source for name, source in before.items() if _includes(source, options.header)}
+        return int(bool(compare_compiled(before, kernels, options.directory / "compiled.json", options.most)))
     found = dict(sources(options.only))
     if not found:
         parser.error(f"no case has {options.only!r} in its name")
@@ -384,7 +485,7 @@ def main() -> int:
             (options.directory / name).write_text(source)
         print(f"{len(found)} sources written")
         return 0
-    files = options.directory.iterdir()
+    files = [path for path in options.directory.iterdir() if path.suffix not in (".pickle", ".json")]
     before = {path.name: path.read_text() for path in files if options.only in path.name.partition(".")[0]}
     differing = sorted(found.keys() ^ before.keys())
     for name in differing:
