@@ -50,7 +50,7 @@ struct DecodeKernel : DecodeResults<Config, Operands> {
   using Task = typename Operands::Task;
   using Rows = typename Results::Rows;
   using Sums = typename Results::Sums;
-  using Tiles = typename TilesOf<Config::masked, 1>::type;
+  using Tiles = Select<Config::masked, MaskedTiles<1>, AllTiles<1>>;
   using Results::finish;
   using Results::leave;
   using Results::operands;

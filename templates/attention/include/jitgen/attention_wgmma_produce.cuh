@@ -12,7 +12,7 @@ struct AttentionProducer : AttentionBlock<Config, Operands> {
   using Block = AttentionBlock<Config, Operands>;
   using Shape = AttentionShape<Config>;
   using Task = typename Operands::Task;
-  using Tiles = typename TilesOf<Config::masked, Config::warpgroups>::type;
+  using Tiles = Select<Config::masked, MaskedTiles<Config::warpgroups>, AllTiles<Config::warpgroups>>;
   static constexpr int stages = Config::stages;
   using Ring = typename Block::Ring;
   using Block::operands;

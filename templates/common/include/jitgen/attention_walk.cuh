@@ -151,13 +151,4 @@ JITGEN_DEVICE TileRange share_of(const TileRange& all, int number, int shares, c
   return {first + int(int64_t(count) * number / shares), first + int(int64_t(count) * (number + 1) / shares)};
 }
 
-template <bool masked, int warpgroups>
-struct TilesOf {
-  using type = MaskedTiles<warpgroups>;
-};
-template <int warpgroups>
-struct TilesOf<false, warpgroups> {
-  using type = AllTiles<warpgroups>;
-};
-
 }  // namespace jitgen

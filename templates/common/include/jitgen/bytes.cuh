@@ -50,13 +50,7 @@ template <>
 constexpr bool is_integer<uint8_t> = true;
 
 // The Element of a product of x of type X and a weight of type W of one size.
-template <class X, class W, int size = sizeof(W)>
-struct ProductElement {
-  using type = W;
-};
 template <class X, class W>
-struct ProductElement<X, W, 1> {
-  using type = Bytes<X, W>;
-};
+using ProductElement = Select<sizeof(W) == 1, Bytes<X, W>, W>;
 
 }  // namespace jitgen

@@ -48,15 +48,15 @@ struct UnsignedCodes {
   }
 };
 
-template <int bits, bool zeroed, class Sums, bool halved = bits == 8 && detail::same<Sums, Halves>>
+template <int bits, bool zeroed, class Sums, bool halved = bits == 8 && same<Sums, Halves>>
 struct CodeBytes
-    : UnsignedCodes<bits, zeroed, 1 << (bits - 1), typename detail::Select<halved, SmallByteQuad, SignedByteQuad>::type,
-                    typename detail::Select<halved, Ints, Sums>::type> {
+    : UnsignedCodes<bits, zeroed, 1 << (bits - 1), Select<halved, SmallByteQuad, SignedByteQuad>,
+                    Select<halved, Ints, Sums>> {
   using Element = typename CodeBytes::UnsignedCodes::Element;
   static constexpr bool halves_x = halved;
   static constexpr int steps = 8 / bits;
   static constexpr int64_t unit_bytes = 64;
-  static constexpr int64_t units_together = bits == 4 && detail::same<Sums, Halves> ? 4 : 0;  // 16 products in a half
+  static constexpr int64_t units_together = bits == 4 && same<Sums, Halves> ? 4 : 0;  // 16 products in a half
   static constexpr int distance = 2;
 
   template <int step>

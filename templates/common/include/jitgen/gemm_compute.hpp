@@ -15,6 +15,7 @@
 // x is packed in tiles of rows. The rows of a tile are interleaved, so that a tile is read in order of k.
 #pragma once
 
+#include "jitgen/types.cuh"
 #include "jitgen/vector.hpp"
 
 namespace jitgen {
@@ -28,20 +29,6 @@ namespace detail {
 // How far ahead weights are prefetched, in bytes. They go to the second-level cache, which can have more requests in
 // flight than the first-level one; the processor's own prefetcher fills that.
 constexpr int64_t ahead = 12288;
-
-template <class A, class B>
-constexpr bool same = false;
-template <class A>
-constexpr bool same<A, A> = true;
-
-template <bool condition, class A, class B>
-struct Select {
-  using type = A;
-};
-template <class A, class B>
-struct Select<false, A, B> {
-  using type = B;
-};
 
 }  // namespace detail
 

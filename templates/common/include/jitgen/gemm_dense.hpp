@@ -49,7 +49,7 @@ template <class Compute, bool along_k, class Storage>
 void pack_block(const Storage* w, int64_t stride_n, int64_t stride_k, int64_t rows, int64_t count, int64_t elements,
                 typename Compute::Element* to) {
   using Element = typename Compute::Element;
-  using Vector = typename detail::Select<sizeof(Element) == 4, Floats, Doubles>::type;
+  using Vector = Select<sizeof(Element) == 4, Floats, Doubles>;
   constexpr int per = Compute::per_element;
   constexpr int lanes = vector_bytes / sizeof(Element);
   int64_t e = 0;
@@ -110,7 +110,7 @@ namespace detail {
 // Adds up the lanes of each vector: a lane of sums[0] is the sum of the vector of its number, in the order of a tree.
 template <class Vector, int lanes>
 JITGEN_INLINE void add_lanes(Vector (&sums)[lanes]) {
-  using Moved = typename Select<sizeof(sums[0][0]) == 4, Floats, Doubles>::type;
+  using Moved = Select<sizeof(sums[0][0]) == 4, Floats, Doubles>;
   Moved square[lanes];
 #pragma GCC unroll 16
   for (int i = 0; i < lanes; ++i) square[i] = (Moved)sums[i];

@@ -85,10 +85,10 @@ struct Scaled : Compute {
 template <bool x_signed, bool w_signed>
 struct Quads {
   static_assert(x_signed || w_signed, "a product of unsigned bytes is for Shorts");
-  using Element = typename detail::Select<x_signed, SignedByteQuad, ByteQuad>::type;
+  using Element = Select<x_signed, SignedByteQuad, ByteQuad>;
   using Accumulator = int32_t;
   using Vector = Ints;
-  using Weights = typename detail::Select<x_signed, Octets, SignedOctets>::type;
+  using Weights = Select<x_signed, Octets, SignedOctets>;
   static constexpr int per_element = 4;
   static constexpr int vectors = block_rows / float_lanes;
   static constexpr int most_rows = vectors == 1 ? 24 : vectors == 2 ? 6 : 2;

@@ -282,7 +282,7 @@ struct QuantisedBlocks {
     // A single tile reads the weights in order. Several tiles in turn read as much of them as the cache holds.
     const bool alone = task.tiles.end - task.tiles.begin == 1;
     // A row's one scale applies to sums of int8 products: those of 2^16 k's are an int32.
-    constexpr int64_t most_units = detail::same<typename Compute::Vector, Ints> && group == 0 ? 65536 / per_unit : 0;
+    constexpr int64_t most_units = same<typename Compute::Vector, Ints> && group == 0 ? 65536 / per_unit : 0;
     const int64_t chunk = !alone ? round_up(chunk_elements / elements, per_group)
                           : most_units != 0 && units > most_units ? most_units : units;
     for (int64_t unit = 0; unit < units; unit += chunk) {

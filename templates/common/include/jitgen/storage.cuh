@@ -12,6 +12,7 @@
 #pragma once
 
 #include "jitgen/math.cuh"
+#include "jitgen/types.cuh"
 
 #ifndef JITGEN_E4M3FN_SATURATES
 #define JITGEN_E4M3FN_SATURATES 1

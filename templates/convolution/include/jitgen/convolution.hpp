@@ -48,7 +48,7 @@ void convolve(const Problem& problem, const Storage* x, const Storage* w, const 
   int64_t* const tables = reinterpret_cast<int64_t*>(shared + phases_bytes);
   for (int64_t p = 0; p < count; ++p) phases[p] = detail::phase_of(problem, p);
   Copies copies = Copies::of(problem, phases, count);
-  if constexpr (gemm::detail::same<Storage, Element>) {
+  if constexpr (same<Storage, Element>) {
     if (!stencil) copies.read_in_place(problem);
   }
   for (int64_t p = 0, at = 0; p < count; at += phases[p++].depth) {
@@ -139,7 +139,7 @@ void convolve(const Problem& problem, const Storage* x, const Storage* w, const 
         }
         const Element* data = images;
         int64_t behind = INT64_MAX;
-        if constexpr (gemm::detail::same<Storage, Element>) {
+        if constexpr (same<Storage, Element>) {
           if (copies.in_place) {
             data = group_x + first * problem.x[0] + copies.start();
             behind = extent - (data - x);

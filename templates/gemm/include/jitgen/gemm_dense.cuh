@@ -207,7 +207,7 @@ template <class Config, class X, class Weight, class Epilogue>
 JITGEN_DEVICE void dense_gemm(unsigned char* shared, const X& x, int M, int N, int K,
                               const DenseWeight<Weight> (&weights)[Config::contractions], const Epilogue& epilogue,
                               int m_block, int n_block) {
-  using Element = typename ProductElement<typename X::Element, Weight>::type;
+  using Element = ProductElement<typename X::Element, Weight>;
   using Sum = typename SumType<Element>::type;
   using Block = DenseBlock<Config>;
   using Shared = DenseShared<Config>;

@@ -35,15 +35,6 @@ struct MmaBlock : Config {
   static constexpr int threads = 32 * Config::warps_n * Config::warps_k;
 };
 
-template <bool first, class A, class B>
-struct Either {
-  using type = A;
-};
-template <class A, class B>
-struct Either<false, A, B> {
-  using type = B;
-};
-
 constexpr int ahead_bytes = 65536;  // of weights that a block fetches so at most, of several tokens
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -192,7 +183,7 @@ JITGEN_DEVICE void mma_gemm(unsigned char* shared, const X& x, int M, int N, int
   const uint32_t row = Weight::token_of(lane) % Config::tokens;
   uint32_t at = ring + row * 128 + ((Weight::unit_of(lane) ^ row) << 4);
 
-  using Total = typename Either<direct, Product, Sum>::type;
+  using Total = Select<direct, Product, Sum>;
   Total acc[C][R][T][4];
 #pragma unroll
   for (int i = 0; i < C * R * T * 4; ++i) (&acc[0][0][0][0])[i] = Total(0);

@@ -11,27 +11,16 @@ template <bool zero_points_, class Scale_, int group_>
 struct CodeWeight : QuantWeight<BytePair<int8_t, int8_t>, 4, zero_points_, Scale_, group_> {
   using Layout = QuantWeight<BytePair<int8_t, int8_t>, 4, zero_points_, Scale_, group_>;
   using Kind = LowCodes<zero_points_>;
-  using typename Layout::Scale;
-  using typename Layout::ScalePair;
-  static constexpr bool zero_points = zero_points_;
-  static constexpr int group = group_;
+  using typename Layout::Scale, typename Layout::ScalePair;
+  using Layout::group, Layout::zero_points;
   static constexpr int unit = group == 0 ? 128 : group;
   static constexpr int parts = unit % 128 == 0 ? 1 : unit % 64 == 0 ? 2 : 4;  // scales of a row of a chunk
   static constexpr float shrunk = Kind::shrunk;
 
   int length;  // of a row, in pairs
 
-  struct Codes {
-    uint4 words[2];
-    JITGEN_DEVICE uint32_t word(int place) const {  // place: a constant
-      const uint4 w = words[place / 4];
-      return place % 4 == 0 ? w.x : place % 4 == 1 ? w.y : place % 4 == 2 ? w.z : w.w;
-    }
-  };
-  struct Scales {
-    ScalePair scale[parts];
-    uint16_t zero[zero_points ? parts : 1];
-  };
+  using Codes = CodeWords<2>;
+  using Scales = ScalesOfRows<ScalePair, parts, zero_points>;
   using Offsets = typename Kind::Zeros;
 
   static JITGEN_DEVICE int chunks(int pairs) { return (Layout::chunks(2 * pairs) + 1) / 2; }

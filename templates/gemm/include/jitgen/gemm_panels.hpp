@@ -38,7 +38,7 @@ struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
   void sum_decoded(const Task<Compute>& task, int64_t start) const {
     constexpr bool scaled_here = Base::template scaled_here<Compute>;
     constexpr int64_t group_elements = Base::template group_of<Compute>();
-    using Applied = typename detail::Select<scaled_here, Unscaled, Scale>::type;
+    using Applied = Select<scaled_here, Unscaled, Scale>;
     using Tiles = detail::Tiles<Compute, Panel<Compute>, Applied>;
     constexpr int64_t chunk = panel_k / group_elements * group_elements;
     const int64_t blocks = task.blocks - start < group_blocks ? task.blocks - start : group_blocks;
@@ -70,7 +70,7 @@ struct DecodedBlocks : QuantisedBlocks<Codes, group, Scale> {
 
   template <class Applied>
   const Applied* scales_at(int64_t at) const {
-    if constexpr (detail::same<Applied, Unscaled>) {
+    if constexpr (same<Applied, Unscaled>) {
       return nullptr;
     } else {
       return this->scales + at;

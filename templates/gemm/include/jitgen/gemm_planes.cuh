@@ -10,11 +10,6 @@
 
 namespace jitgen {
 
-template <class A, class B>
-constexpr bool same_type = false;
-template <class A>
-constexpr bool same_type<A, A> = true;
-
 // Two neighbouring scales or zero-points, as they are in memory.
 template <class Number>
 struct alignas(2 * sizeof(Number)) NumberPair {
@@ -163,17 +158,17 @@ struct PlaneWeight {
   static JITGEN_DEVICE float2 load_pair(const Scale* two) { return {number_of(two[0]), number_of(two[1])}; }
   using Codes = PlaneWords<bits_>;
   static constexpr int bits = bits_, group = group_;
-  static constexpr bool zero_points = !same_type<Zero, NoZero>, factored = factored_;
+  static constexpr bool zero_points = !same<Zero, NoZero>, factored = factored_;
   static constexpr bool planes = true;
   static constexpr int tiles = 1;
   static constexpr bool constant = true;
   static constexpr int parts = group == 0 || group % 64 == 0 ? 1 : group % 32 == 0 ? 2 : 4;  // scales of a chunk's row
-  static constexpr bool whole_zeros = same_type<Zero, uint8_t>;
+  static constexpr bool whole_zeros = same<Zero, uint8_t>;
   static constexpr bool paired = Kind::paired && (!zero_points || whole_zeros);
   // Whether fragments have weights times `1 / shrunk` instead of codes. Codes that are floats are multiplied by a power
   // of two in any case (gemm_codes.cuh), which then has the scale, a power of two itself, in it.
   static constexpr bool folded =
-      Kind::floats && bits == 4 && group != 0 && same_type<Scale, E8m0> && is_bfloat16<Element>;
+      Kind::floats && bits == 4 && group != 0 && same<Scale, E8m0> && is_bfloat16<Element>;
   static constexpr float shrunk = folded ? 65536.0f : 1.0f;  // 2^16, for scales up to 2^17
 
   const uint32_t* codes;

@@ -221,7 +221,7 @@ template <int bits_, class Value_, class ZeroType>
 struct PlaneCodes {
   using Zero = ZeroType;
   using Value = Value_;
-  static constexpr bool zeroed = !detail::same<ZeroType, NoZero>;
+  static constexpr bool zeroed = !same<ZeroType, NoZero>;
   static constexpr int bits = bits_;
   static constexpr int narrowest = bits & -bits;
   static constexpr int64_t per_unit = 32 / narrowest;
@@ -244,7 +244,7 @@ struct PlaneCodes {
 template <int bits, int step, class Sums>
 struct PlaneUnits {
 #if defined(JITGEN_AVX512) || defined(JITGEN_AVX2)
-  static constexpr bool in_halves = detail::same<Sums, Halves>;
+  static constexpr bool in_halves = same<Sums, Halves>;
 #else
   static constexpr bool in_halves = false;
 #endif
@@ -257,8 +257,8 @@ struct PlaneUnits {
   static constexpr bool halves_x = in_halves && 2 * most_product > 32767;
   static constexpr int distance = 1;
 
-  using Element = typename detail::Select<in_halves && units_together == 0, SmallByteQuad, SignedByteQuad>::type;
-  using Vector = typename detail::Select<units_together != 0, Halves, Ints>::type;
+  using Element = Select<in_halves && units_together == 0, SmallByteQuad, SignedByteQuad>;
+  using Vector = Select<units_together != 0, Halves, Ints>;
 };
 
 // The arithmetic of these numbers, from `low` on (gemm_code_tile.hpp): four neighbouring codes are the bytes of a word,

@@ -22,6 +22,22 @@ struct PairType<float> {
   using type = uint2;
 };
 
+// The words of a lane's codes of a chunk.
+template <int loads>
+struct CodeWords {
+  uint4 words[loads];
+  JITGEN_DEVICE uint32_t word(int place) const {  // place: a constant
+    const uint4 w = words[place / 4];
+    return place % 4 == 0 ? w.x : place % 4 == 1 ? w.y : place % 4 == 2 ? w.z : w.w;
+  }
+};
+// Its scales of two rows, and their zero-points.
+template <class ScalePair, int parts, bool zero_points>
+struct ScalesOfRows {
+  ScalePair scale[parts];
+  uint16_t zero[zero_points ? parts : 1];
+};
+
 // `Element` is the dtype of x. Codes have 4 `bits`, unsigned, or 8, in two's complement. Without `zero_points` the zero
 // of a 4-bit format is its middle code, 8. `group` k's share a scale; with 0 all k's of a row do.
 template <class ElementType, int bits_, bool zero_points_, class Scale_, int group_>
@@ -51,17 +67,8 @@ struct QuantWeight {
   const Scale* scales;
   const uint8_t* zeros;
 
-  struct Codes {
-    uint4 words[loads];
-    JITGEN_DEVICE uint32_t word(int place) const {  // place: a constant
-      const uint4 w = words[place / 4];
-      return place % 4 == 0 ? w.x : place % 4 == 1 ? w.y : place % 4 == 2 ? w.z : w.w;
-    }
-  };
-  struct Scales {
-    ScalePair scale[parts];
-    uint16_t zero[zero_points ? parts : 1];
-  };
+  using Codes = CodeWords<loads>;
+  using Scales = ScalesOfRows<ScalePair, parts, zero_points>;
 
   // The fragments of x for two k16 steps are four 8x8 matrices: lane l gives the address of row l % 8 of matrix l / 8.
   static JITGEN_DEVICE int token_of(int lane) { return lane % 8; }
