@@ -86,15 +86,6 @@ struct BlockScales {
 };
 using NoScales = BlockScales<false, false>;
 
-template <bool floats, class Product>
-struct ScaledSum {
-  using type = Product;
-};
-template <class Product>
-struct ScaledSum<true, Product> {
-  using type = float;
-};
-
 // Whether an epilogue quantises what it computes in blocks of `scale_block` columns of a row. It then has three steps:
 //   before<W>(m, n, acc, live, kept, extremes)  computes `held` numbers of each of W columns, and one that is combined
 //                                               over their block by `Extremum`
