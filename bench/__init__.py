@@ -18,7 +18,7 @@ Measurement``::
     coldstart   the time of a first call in a new process, with an empty store and from the store
 
 What models and rules are fitted to, and what else docs/measured has, comes from modules that are run by themselves, as
-``python -m bench.gemm_timings``. Each runs on a GPU, but for the last::
+``python -m bench.gemm_timings``. Each runs on a GPU, but for the last two::
 
     gemm_timings         candidates of products, launched by themselves
     schedule_timings     schedules of Triton's products and of ``simt``, through whole calls
@@ -29,6 +29,7 @@ What models and rules are fitted to, and what else docs/measured has, comes from
     attention_training   forward and backward of attention
     llama_block          decoder blocks of Llama in plain PyTorch; on a CPU, too
     quantized_activations  products that quantise their activations
+    cpu_quantised_results  kernels of layers of 8-bit products, and what one less could gain
 
 ``sizes`` draws, and ``records`` writes JSON. Peers run in the same process on the same data, alternating with jitgen.
 ``command`` is the command; ``jitgen/cli`` runs it where jitgen is imported from this checkout. The wheel has none of

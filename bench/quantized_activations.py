@@ -1,8 +1,9 @@
 """Times products that quantise their activations on a CPU, beside torch's: ``python -m bench.quantized_activations``.
 
-Times are of the processor (``time.process_time``), on one thread, and the least of rounds in which the peers take
-turns: on a machine that others load, too, these depend on them the least. ``_int_mm`` of torch takes minutes for many
-rows, and is timed for one.
+Times on one thread are of the processor (``time.process_time``), and on several threads of the clock. They are the
+least of rounds in which the peers take turns: on a machine that others load, too, these depend on them the least.
+``_int_mm`` of torch takes minutes for many rows, and is timed for one. Where the packages onnxruntime and onnx are
+installed, MatMulNBits with ``accuracy_level`` 4 is a peer.
 
 On a processor with more, the instructions of AVX2 alone are timed by ``JITGEN_CPU_TARGET=x86-64-v3
 JITGEN_CXXFLAGS=-DJITGEN_LEVEL_ALONE ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 FBGEMM_ENABLE_INSTRUCTIONS=AVX2``.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
+import importlib.util
 import os
 import random
 import time
@@ -37,16 +40,17 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def least(calls: Calls, seconds: float) -> dict[str, float]:
-    """Returns the least processor time of each call, in seconds; each is called twice at least."""
+    """Returns the least time of each call, in seconds; each is called twice at least."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for call in calls.values():
         call()
     best = dict.fromkeys(calls, float("inf"))
     end, rounds = time.perf_counter() + seconds, 0
     while rounds < 2 or time.perf_counter() < end:
         for name, call in calls.items():
-            start = time.process_time()
+            start = clock()
             call()
-            best[name] = min(best[name], time.process_time() - start)
+            best[name] = min(best[name], clock() - start)
         rounds += 1
     return best
 
@@ -60,6 +64,7 @@ class Weights:
         dynamic: torch.ao's layer of dynamically quantised activations.
         codes: of int8.
         packed, scales: of ``_weight_int4pack_mm_for_cpu``.
+        session: onnxruntime's; None where it is not installed.
     """
 
     dense: torch.Tensor
@@ -68,6 +73,7 @@ class Weights:
     codes: torch.Tensor
     packed: torch.Tensor
     scales: torch.Tensor
+    session: Any
 
     @staticmethod
     def of(columns: int, length: int) -> Weights:
@@ -85,7 +91,32 @@ class Weights:
         nibbles = torch.randint(0, 16, (columns, length), dtype=torch.int32)
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 8)
         scales = torch.rand(length // GROUP, columns, 2, dtype=torch.bfloat16)
-        return Weights(dense, made, dynamic, codes, packed, scales)
+        return Weights(dense, made, dynamic, codes, packed, scales, onnx_session(columns, length))
+
+
+def onnx_session(columns: int, length: int) -> Any:
+    """Returns a session of onnxruntime that multiplies ``x`` by an int4 weight (columns, length)."""
+    if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnx") is None:
+        return None
+    onnx, onnxruntime = importlib.import_module("onnx"), importlib.import_module("onnxruntime")
+    helper, number = onnx.helper, onnx.TensorProto.FLOAT
+
+    codes = torch.randint(0, 256, (columns, length // GROUP, GROUP // 2), dtype=torch.uint8)
+    weights = [
+        onnx.numpy_helper.from_array(value.numpy(), name)
+        for name, value in (("codes", codes), ("scales", torch.rand(columns * length // GROUP)))
+    ]
+    sizes = {"K": length, "N": columns, "bits": 4, "block_size": GROUP, "accuracy_level": 4}
+    node = helper.make_node("MatMulNBits", ["x", "codes", "scales"], ["y"], domain="com.microsoft", **sizes)
+    x, y = (
+        helper.make_tensor_value_info(name, number, ["rows", size]) for name, size in (("x", length), ("y", columns))
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "product", [x], [y], weights), opset_imports=opsets)
+    model.ir_version = 10
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 @jitgen.jit
@@ -106,6 +137,7 @@ def calls_of(weights: Weights, rows: int) -> Calls:
     calls: Calls = {
         "int8 weights, int8 activations, float32": lambda: linear(x, made["int8", "int8"]),
         "int4 weights, int8 activations, bfloat16": lambda: linear(half, made["int4", "int8"]),
+        "int4 weights, int8 activations, float32": lambda: linear(x, made["int4", "int8"]),
         "int4 weights, bfloat16": lambda: linear(half, made["int4", None]),
         "float32": lambda: linear(x, weights.dense),
         "_int_mm": lambda: integers(codes, weights.codes),
@@ -113,6 +145,8 @@ def calls_of(weights: Weights, rows: int) -> Calls:
         "torch int4pack_mm, bfloat16": lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(*packed),
         "torch float32": lambda: F.linear(x, weights.dense),
     }
+    if weights.session is not None:
+        calls["onnxruntime MatMulNBits, float32"] = lambda: weights.session.run(None, {"x": x.numpy()})
     if rows == 1:
         calls["torch _int_mm"] = lambda: torch._int_mm(codes, weights.codes.T)
     return calls
@@ -158,10 +192,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5.0, help="for the rounds of one product, at least")
     parser.add_argument("--random", type=int, default=4, help="weights of random sizes")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--planes", action="store_true", help="weights of 2 and 3 bits, without torch's products")
     parser.add_argument("--json", help="where the figures are written")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     draw = random.Random(arguments.seed)
     products = measured(14336, 4096, ROWS, arguments.seconds, arguments.planes)
@@ -177,9 +212,9 @@ def main() -> None:
             "target": str(host_target()),
             **{name: os.environ[name] for name in CHOICES if name in os.environ},
             "cores": os.cpu_count(),
-            "threads": 1,
+            "threads": arguments.threads,
             "load_average": load,
-            "times": "least processor time of rounds in turn, seconds; the machine was used by others, too",
+            "times": "least of rounds in turn, seconds, of the processor on one thread; others used the machine, too",
         }
         records.write(Path(arguments.json), {"environment": facts, "products": products})
 
