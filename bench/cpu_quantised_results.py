@@ -6,8 +6,8 @@ can gain no more than that kernel with its launch takes beyond the codes, which 
 case once a row's largest magnitude is known, though by all threads: that is the ``gain`` printed, in the layer's time.
 
 Times are the least of calls, of each kernel within calls of the layer, in seconds, on one thread of the processor
-(``time.process_time``): on a machine that others load, too, these depend on them the least. ``codes`` is that of a kernel
-that computes codes by known scales.
+(``time.process_time``): on a machine that others load, too, these depend on them the least. ``codes`` is that of a
+kernel that computes codes by known scales.
 """
 
 from __future__ import annotations
