@@ -147,7 +147,8 @@ def test_a_weight_of_three_dimensions(tmp_path: Path) -> None:
     with pytest.raises(IndexError):
         weight[3]
     assert torch.equal(weight[:2].dequantize(), weight.dequantize()[:2])
-    for refused in (lambda: F.linear(x, weight), lambda: weight.t(), lambda: weight[[0, 1]]):
+    assert torch.equal(weight[[0, -1]].dequantize(), weight.dequantize()[[0, -1]])
+    for refused in (lambda: F.linear(x, weight), lambda: weight.t(), lambda: weight[:, 0]):
         with pytest.raises(UnsupportedError):
             refused()
     with pytest.raises(TraceError, match="one or two dimensions"):
