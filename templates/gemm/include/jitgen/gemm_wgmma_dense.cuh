@@ -50,7 +50,7 @@ struct DenseKernel : DenseQuantised<Config, Epilogue, Batch, Scales> {
   using Base::batch, Base::band_columns, Base::chunks, Base::contractions, Base::epilogue, Base::place, Base::rank;
   using Base::regions, Base::row_tiles, Base::rows, Base::splits, Base::warp;
   using Base::clear, Base::consume, Base::finish, Base::finish_in_blocks, Base::finish_in_registers, Base::finish_split;
-  using Base::finish_split_in_blocks, Base::leave, Base::produce, Base::produce_scales;
+  using Base::leave, Base::produce, Base::produce_scales;
 
   template <class Own>
   JITGEN_DEVICE void finish_tile(
@@ -66,12 +66,12 @@ struct DenseKernel : DenseQuantised<Config, Epilogue, Batch, Scales> {
         static_assert(contractions * Shape::rows * Shape::sum_pitch * 4 <= Shape::staging_at, "sums fit there");
         leave(acc);
         group_barrier<Shape::consumers>(1, "sums of the tile");
-        return finish_split_in_blocks<true>(epilogue, tile, columns);
+        return this->template finish_split_in_blocks<true>(epilogue, tile, columns);
       }
     }
     leave(acc);
     cluster_sync("sums of the cluster's blocks");
-    if constexpr (IsInBlocks<Own>::value) finish_split_in_blocks<false>(epilogue, tile, columns);
+    if constexpr (IsInBlocks<Own>::value) this->template finish_split_in_blocks<false>(epilogue, tile, columns);
     else finish_split(epilogue, tile, columns);
     proxy_fence();
     __syncwarp();
