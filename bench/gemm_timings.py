@@ -37,7 +37,7 @@ from bench.records import write_rows
 from bench.sizes import log_uniform, side
 from bench.timing import graph_seconds
 from jitgen.families import registry
-from jitgen.families.gemm import wgmma, wgmma_tiles
+from jitgen.families.gemm import wgmma, wgmma_tiles, wgmma_times
 from jitgen.families.gemm.mainloops import MmaQuantized, MmaRows, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaTilings
 from jitgen.families.gemm.schedule import bucket
 from jitgen.families.gemm.schedules import cuda
@@ -358,7 +358,7 @@ def variants(schedule: Any, rows: int, columns: int, length: int, weights: Any) 
     if left and left <= room // 2:
         wanted = min(8, room // left, max(1, chunks // 4))
         several = dataclasses.replace(schedule, cluster_k_splits=8)
-        own = wgmma_tiles.estimate(schedule, rows, weights)[0]
+        own = wgmma_times.estimate(schedule, rows, weights)[0]
         found += [(several, splits) for splits in sorted({wanted, min(3, wanted), own} - {1})]
     return found
 

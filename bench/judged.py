@@ -27,7 +27,7 @@ from unittest import mock
 
 from bench.gemm_timings import lowered
 from jitgen.families import registry
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import wgmma_tables, wgmma_tiles
 from jitgen.families.gemm.mainloops import WgmmaLaunch, WgmmaTiling
 
 TARGET = "sm_90a"
@@ -101,15 +101,15 @@ def read(path: Path) -> list[Problem]:
 def launch_of(problem: Problem) -> WgmmaLaunch | None:
     """What a call of this product launches; None where it is another mainloop, or two kernels that have no timing.
 
-    Where that has no timing, it is chosen of those of ``wgmma_tiles.ARRANGED`` that have, and without ``TALL_TOKENS``:
+    Where that has no timing, it is chosen of those of ``wgmma_tables.ARRANGED`` that have, and without ``TALL_TOKENS``:
     some records are older than these tiles."""
     launch = _launch(problem)
     if launch is None or label_of(launch.tiling, launch.splits) in problem.times:
         return launch
     if launch.tiling.k_splits > 1:
         return None
-    timed = tuple(tiling for tiling in wgmma_tiles.ARRANGED if label_of(tiling, 1) in problem.times)
-    with mock.patch.multiple(wgmma_tiles, ARRANGED=timed, TALL_TOKENS=()):
+    timed = tuple(tiling for tiling in wgmma_tables.ARRANGED if label_of(tiling, 1) in problem.times)
+    with mock.patch.object(wgmma_tables, "ARRANGED", timed), mock.patch.object(wgmma_tiles, "TALL_TOKENS", ()):
         return _launch(problem)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import wgmma_tables
 from jitgen.families.gemm.mainloops import WgmmaBytes
 from tests.compile.test_grouped_on_host import wgmma_headers
 from tests.compile.test_wgmma_bytes import blocks
@@ -31,7 +31,7 @@ TILES = {
 @pytest.mark.quick(where=lambda tiles, rows: tiles == "wide" and rows == 150)
 def test_scales_of_blocks(tiles: str, rows: int, columns: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warpgroup of the last tile may have no rows. Wide tiles add up a slice of their columns after another."""
-    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", TILES[tiles])
+    monkeypatch.setattr(wgmma_tables, "PROMOTED", TILES[tiles])
     x, w = (torch.randn(size, length).to(torch.float8_e4m3fn) for size in (rows, columns))
     s, t = torch.rand(rows, length // 128) + 0.5, torch.rand(columns // 128, length // 128) + 0.5
     (found,) = run(blocks, x, w, s, t, headers=wgmma_headers())
@@ -61,7 +61,7 @@ def test_results_in_pairs(
     tiles: str, rows: int, columns: int, length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results of 16 bits are computed two columns at a time, of which the last of an odd number has one."""
-    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (WIDTHS[tiles],))
+    monkeypatch.setattr(wgmma_tables, "PROMOTED", (WIDTHS[tiles],))
     x, w = (torch.randn(size, length).to(torch.float8_e4m3fn) for size in (rows, columns))
     s, t = (torch.rand(rows, 1) + 0.5).to(dtype), torch.rand(columns) + 0.5
     assert "in_pairs = true" in jitgen.jit(backend="cuda")(rowwise).lower(x, w, s, t, target="sm_90a").source

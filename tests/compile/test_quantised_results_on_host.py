@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.families.gemm import launch, wgmma_tiles
+from jitgen.families.gemm import launch, wgmma_tables, wgmma_tiles, wgmma_times
 from jitgen.families.gemm.mainloops import WgmmaBytes
 from tests.compile.test_grouped_on_host import wgmma_headers
 from tests.cuda_on_host import run
@@ -104,9 +104,9 @@ def test_the_chain(case: str, tiles: str, rows: int, monkeypatch: pytest.MonkeyP
     chosen = TILES[tiles]
     if chosen.columns // chosen.across // contractions % BLOCK or rows <= chosen.height - 64:
         pytest.skip("no whole blocks in a warpgroup, or no rows for one")
-    monkeypatch.setattr(wgmma_tiles, "_QUANTISING_TWO", (chosen,))
+    monkeypatch.setattr(wgmma_tables, "QUANTISING_TWO", (chosen,))
     others = (chosen,) if contractions == 1 else (WgmmaBytes(1, 1, 128, stages=8),)
-    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", others)
+    monkeypatch.setattr(wgmma_tables, "PROMOTED", others)
     monkeypatch.setattr(wgmma_tiles, "_splitting", lambda tiles, weights: tiles)  # clusters are tested on a device
     arguments = make(rows)
     found = of_two_kernels(function, *arguments)
@@ -117,10 +117,10 @@ def test_the_chain(case: str, tiles: str, rows: int, monkeypatch: pytest.MonkeyP
 def share_k(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets two blocks of a cluster share the K of a tile."""
     tiles = replace(TILES["narrow"], columns=256 if case == "swiglu" else 128, cluster_k_splits=2)
-    monkeypatch.setattr(wgmma_tiles, "_QUANTISING_TWO", (tiles,))
-    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (replace(tiles, columns=128),))
+    monkeypatch.setattr(wgmma_tables, "QUANTISING_TWO", (tiles,))
+    monkeypatch.setattr(wgmma_tables, "PROMOTED", (replace(tiles, columns=128),))
     monkeypatch.setattr(wgmma_tiles, "_splitting", lambda tiles, weights: tiles)
-    monkeypatch.setattr(wgmma_tiles.Times, "least", lambda *_, **__: (2, 1.0))
+    monkeypatch.setattr(wgmma_times.Times, "least", lambda *_, **__: (2, 1.0))
 
 
 @pytest.mark.parametrize("rows", [50, 130])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import wgmma_tables
 from jitgen.families.gemm.mainloops import WgmmaDense
 from tests.compile.test_grouped_on_host import wgmma_headers
 from tests.cuda_on_host import run
@@ -39,9 +39,9 @@ def test_results_in_pairs(
     tiles: str, rows: int, columns: int, length: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of two neighbouring columns of a row, or of two rows of a column where x and the weights are swapped."""
-    monkeypatch.setattr(wgmma_tiles, "_DENSE", (TILES[tiles],))
-    for others in ("_DENSE_OF_MANY_ROWS", "ARRANGED"):
-        monkeypatch.setattr(wgmma_tiles, others, ())
+    monkeypatch.setattr(wgmma_tables, "DENSE", (TILES[tiles],))
+    for others in ("DENSE_OF_MANY_ROWS", "ARRANGED"):
+        monkeypatch.setattr(wgmma_tables, others, ())
     x, w = (torch.randn(size, length).to(dtype) for size in (rows, columns))
     b, s = torch.randn(columns).to(dtype), (torch.rand(rows, 1) + 0.5).to(dtype)
     assert "in_pairs = true" in jitgen.jit(backend="cuda")(biased).lower(x, w, b, s, target="sm_90a").source

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import wgmma_tables
 from jitgen.families.gemm.mainloops import WgmmaDense
 from tests.compile.test_grouped_on_host import wgmma_headers
 from tests.cuda_on_host import run
@@ -43,8 +43,8 @@ QUICK = ((TILES[0], "bias"), (TILES[0], "batch"), (TILES[1], "weight across"))
 @pytest.mark.parametrize(("tile", "case"), TIMES, ids=str)
 @pytest.mark.quick(where=lambda tile, case: (tile, case) in QUICK)
 def test_against_float64(tile: WgmmaDense, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for table in ("_DENSE", "_DENSE_OF_MANY_ROWS", "_BATCHED", "ARRANGED"):
-        monkeypatch.setattr(wgmma_tiles, table, (tile,) if table == "_DENSE" else ())
+    for table in ("DENSE", "DENSE_OF_MANY_ROWS", "BATCHED", "ARRANGED"):
+        monkeypatch.setattr(wgmma_tables, table, (tile,) if table == "DENSE" else ())
     function, shapes = CASES[case]
     operands = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
     kernels = jitgen.jit(function).lower(*operands, backend="cuda", target="sm_90a").kernels

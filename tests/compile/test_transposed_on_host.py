@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import jitgen
 from jitgen.compilers import host
-from jitgen.families.gemm import orders, wgmma_tiles
+from jitgen.families.gemm import orders, wgmma_tables
 from jitgen.families.gemm.mainloops import WgmmaDense
 from tests.compile.test_grouped_on_host import wgmma_headers
 from tests.cuda_on_host import run
@@ -38,9 +38,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 @pytest.mark.quick(where=lambda tile, of: (tile, of) in ((TILES[0], "both"), (TILES[3], "x")))
 def test_against_float64(tile: WgmmaDense, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """M is no multiple of a tile, and K none of a stage."""
-    monkeypatch.setattr(wgmma_tiles, "_DENSE", (tile,))
-    monkeypatch.setattr(wgmma_tiles, "_DENSE_OF_MANY_ROWS", ())
-    monkeypatch.setattr(wgmma_tiles, "ARRANGED", ())
+    monkeypatch.setattr(wgmma_tables, "DENSE", (tile,))
+    monkeypatch.setattr(wgmma_tables, "DENSE_OF_MANY_ROWS", ())
+    monkeypatch.setattr(wgmma_tables, "ARRANGED", ())
     rows, columns, length = 200, 136, 131 if of != "x" else 136
     x = torch.randn(length, rows, dtype=torch.bfloat16)
     w = torch.randn((columns, length) if of == "x" else (length, columns), dtype=torch.bfloat16)
@@ -65,9 +65,9 @@ SLICES: dict[str, Callable[..., Any]] = {
 @pytest.mark.quick(where=lambda of: of == "begins at 8 bytes")
 def test_slices(of: str, operand: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices are read as they lie or copied, whichever takes less; here copies cost nothing."""
-    monkeypatch.setattr(wgmma_tiles, "_DENSE", TILES[:1])
-    monkeypatch.setattr(wgmma_tiles, "_DENSE_OF_MANY_ROWS", ())
-    monkeypatch.setattr(wgmma_tiles, "ARRANGED", ())
+    monkeypatch.setattr(wgmma_tables, "DENSE", TILES[:1])
+    monkeypatch.setattr(wgmma_tables, "DENSE_OF_MANY_ROWS", ())
+    monkeypatch.setattr(wgmma_tables, "ARRANGED", ())
     monkeypatch.setattr(orders, "SLOWER", 1e9)
     x = SLICES[of](torch.randn(136, 208, dtype=torch.bfloat16))
     w = torch.randn(136, 136, dtype=torch.bfloat16)
@@ -80,7 +80,7 @@ def test_slices(of: str, operand: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wgmma_tiles, "_BATCHED", (WgmmaDense(2, 1, 64, stages=3, resident=2),))
+    monkeypatch.setattr(wgmma_tables, "BATCHED", (WgmmaDense(2, 1, 64, stages=3, resident=2),))
     x, w = torch.randn(3, 72, 136, dtype=torch.bfloat16), torch.randn(3, 72, 64, dtype=torch.bfloat16)
     (found,) = run(FUNCTIONS["both"], x, w, headers=wgmma_headers())
     wanted = x.double().mT @ w.double()

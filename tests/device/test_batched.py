@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jitgen
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import wgmma_tables
 from jitgen.families.gemm.mainloops import WgmmaDense
 from tests.rounding import of_subnormals
 
@@ -103,17 +103,17 @@ def test_degenerate_sizes(backend: str) -> None:
         check(torch.bmm, random(*a, dtype=dtype), random(*b, dtype=dtype), backend=backend, kernels=None)
 
 
-TILES = (*wgmma_tiles._DENSE, *wgmma_tiles._DENSE_OF_MANY_ROWS, *wgmma_tiles._BATCHED, *wgmma_tiles.ARRANGED)
+TILES = (*wgmma_tables.DENSE, *wgmma_tables.DENSE_OF_MANY_ROWS, *wgmma_tables.BATCHED, *wgmma_tables.ARRANGED)
 
 
-@pytest.mark.parametrize("tile", [*dict.fromkeys(TILES), *wgmma_tiles._FEW_ROWS], ids=str)
-@pytest.mark.quick(where=lambda tile: tile in (*TILES[:2], *wgmma_tiles.ARRANGED[:2], wgmma_tiles._FEW_ROWS[0]))
+@pytest.mark.parametrize("tile", [*dict.fromkeys(TILES), *wgmma_tables.FEW_ROWS], ids=str)
+@pytest.mark.quick(where=lambda tile: tile in (*TILES[:2], *wgmma_tables.ARRANGED[:2], wgmma_tables.FEW_ROWS[0]))
 def test_candidates(tile: WgmmaDense, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tile, with weights along K and along N, for rows that fill no tile, and for fewer and more tiles than
     multiprocessors, so that clusters share K too."""
-    for table in ("_DENSE", "_DENSE_OF_MANY_ROWS", "_BATCHED", "ARRANGED", "_FEW_ROWS"):
-        monkeypatch.setattr(wgmma_tiles, table, (tile,) if table == "_DENSE" else ())
-    few = tile in wgmma_tiles._FEW_ROWS or tile.columns <= 32
+    for table in ("DENSE", "DENSE_OF_MANY_ROWS", "BATCHED", "ARRANGED", "FEW_ROWS"):
+        monkeypatch.setattr(wgmma_tables, table, (tile,) if table == "DENSE" else ())
+    few = tile in wgmma_tables.FEW_ROWS or tile.columns <= 32
     for b, m, n, k in ((3, 13, 200, 328), (60, 5, 264, 136)) if few else ((3, 193, 264, 1096), (40, 267, 520, 136)):
         x, w = random(b, m, k, dtype=torch.bfloat16), random(b, k, n, dtype=torch.bfloat16)
         check(torch.bmm, x, w, backend="cuda")

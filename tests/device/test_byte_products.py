@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jitgen
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import wgmma_tables, wgmma_tiles
 from jitgen.families.gemm.mainloops import WgmmaBytes
 from jitgen.quant.activations import codes_of, kind_of, scales_of
 
@@ -241,7 +241,7 @@ def scaled_into(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
 def test_tiles_of_promoted_products(tiles: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of tile, whatever the model would choose: scales of blocks, of rows and columns, and none; results of
     16 bits are computed in pairs of columns, of which an odd number has a last one alone."""
-    monkeypatch.setattr(wgmma_tiles, "_PROMOTED", (TILES[tiles],))
+    monkeypatch.setattr(wgmma_tables, "PROMOTED", (TILES[tiles],))
     for m, n, k in ((1500, 2176, 384), (777, 640, 2176), (4001, 8320, 640), (200, 128, 128)):
         x, w = codes(m, k, dtype=E4M3), codes(n, k, dtype=E4M3)
         s, t = torch.rand(k // 128, m, device="cuda").T + 0.1, torch.rand(n // 128, k // 128, device="cuda") + 0.1

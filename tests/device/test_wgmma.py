@@ -12,7 +12,7 @@ from wgmma_kernels import DENSE, ENTRY, QUANTIZED, Dense, Quantized
 
 import jitgen
 from jitgen.compilers import nvrtc
-from jitgen.families.gemm import wgmma_tiles
+from jitgen.families.gemm import wgmma_tables
 from jitgen.families.gemm.mainloops import WgmmaDense
 from jitgen.families.gemm.wgmma_model import Times
 from jitgen.kernel.launch import LaunchShape
@@ -135,13 +135,13 @@ def test_any_grid_is_right(config: Quantized | Dense) -> None:
         run(config, (300, 1000, 520), blocks)
 
 
-@pytest.mark.parametrize("tile", wgmma_tiles.ARRANGED, ids=str)
-@pytest.mark.quick(where=lambda tile: tile in wgmma_tiles.ARRANGED[:4])
+@pytest.mark.parametrize("tile", wgmma_tables.ARRANGED, ids=str)
+@pytest.mark.quick(where=lambda tile: tile in wgmma_tables.ARRANGED[:4])
 def test_candidates_that_share_or_swap_operands(tile: WgmmaDense, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a kernel with bias, gelu, a factor of each column and a residual, for rows that fill no tile."""
-    monkeypatch.setattr(wgmma_tiles, "_DENSE", (tile,))
-    monkeypatch.setattr(wgmma_tiles, "_DENSE_OF_MANY_ROWS", ())
-    monkeypatch.setattr(wgmma_tiles, "ARRANGED", ())
+    monkeypatch.setattr(wgmma_tables, "DENSE", (tile,))
+    monkeypatch.setattr(wgmma_tables, "DENSE_OF_MANY_ROWS", ())
+    monkeypatch.setattr(wgmma_tables, "ARRANGED", ())
 
     def rule(*x: torch.Tensor) -> torch.Tensor:
         return F.gelu(F.linear(x[0], x[1], x[2])) * x[3] + x[4]

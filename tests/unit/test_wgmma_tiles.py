@@ -25,12 +25,11 @@ from jitgen.families.gemm.wgmma_tiles import (
     MOST_SUMS,
     TALL_TOKENS,
     WGMMA_SIZES,
-    Weights,
     candidates,
     complementary,
     cost,
-    estimate,
 )
+from jitgen.families.gemm.wgmma_times import Weights, estimate
 from jitgen.schedule.chips import H200
 from jitgen.schedule.tuned import SCHEDULE_LIMIT
 

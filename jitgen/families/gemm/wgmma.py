@@ -13,7 +13,7 @@ import torch
 from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
 from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaLaunch, WgmmaQuantized, WgmmaSchedule, WgmmaTiling
-from jitgen.families.gemm.wgmma_tiles import Weights, estimate, slices
+from jitgen.families.gemm.wgmma_times import Weights, estimate, slices
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.kernel.operands import MappedTensor, item_size, mapped_tensor

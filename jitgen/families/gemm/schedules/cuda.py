@@ -29,7 +29,7 @@ from statistics import geometric_mean
 
 from jitgen.device import Device
 from jitgen.errors import UnsupportedError
-from jitgen.families.gemm import simt_tiles, stream_tiles, tile_times, wgmma, wgmma_tiles
+from jitgen.families.gemm import simt_tiles, stream_tiles, tile_times, wgmma, wgmma_tiles, wgmma_times
 from jitgen.families.gemm.largest import RUN
 from jitgen.families.gemm.mainloops import (
     CHUNK,
@@ -180,12 +180,12 @@ def k_splits(problem: Problem) -> int:
             able = wgmma_tiles.occupying(wgmma_tiles.in_ranges(tilings, splits), fewest, most, weights)
         if not able:
             return math.inf
-        products = [min(wgmma_tiles.estimate(tiling, rows, weights)[1] for tiling in able) for rows in sampled]
-        sums = [wgmma_tiles.sums_microseconds(splits, rows, weights) for rows in sampled]
+        products = [min(wgmma_times.estimate(tiling, rows, weights)[1] for tiling in able) for rows in sampled]
+        sums = [wgmma_times.sums_microseconds(splits, rows, weights) for rows in sampled]
         return geometric_mean(map(operator.add, products, sums))
 
     whole = mean(1)
-    if whole <= NEAR_IDEAL * geometric_mean(wgmma_tiles.ideal_microseconds(rows, weights) for rows in sampled):
+    if whole <= NEAR_IDEAL * geometric_mean(wgmma_times.ideal_microseconds(rows, weights) for rows in sampled):
         return 1
     means = {splits: mean(splits) for splits in SPLITS if splits * SPLIT_LENGTH <= 4 * problem.length}
     splits, least = min(means.items(), key=operator.itemgetter(1))
@@ -239,12 +239,12 @@ def cost(problem: Problem, candidate: GemmSchedule) -> float:
         return 0.0
     if problem.grouping:
         assert isinstance(candidate, WgmmaMainloop)
-        return wgmma_tiles.grouped_microseconds(candidate, problem.divisions, _weights(problem))
+        return wgmma_times.grouped_microseconds(candidate, problem.divisions, _weights(problem))
     estimated = wgmma_tiles.cost(candidate.tilings, *_row_range(problem), _weights(problem))
     return estimated * WORTH_AN_ENTRY ** (len(candidate.tilings) - 1)
 
 
-def _weights(problem: Problem) -> wgmma_tiles.Weights:
+def _weights(problem: Problem) -> wgmma_times.Weights:
     first, kinds = problem.contractions[0], problem.layouts[0].operands
     transposed = kinds[first.weight[0]] == "outer"
     x_transposed = first.activation is not None and kinds[first.activation] == "outer"
