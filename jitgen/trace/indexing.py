@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.graph import Node, Shape
-from jitgen.ir.nodes import GATHER, VIEW
+from jitgen.ir.nodes import CONST, GATHER, VIEW
 from jitgen.trace import gathers
 from jitgen.trace.contents import is_numpy
 from jitgen.trace.gathers import INDEX_DTYPES, MASKED, along, at_least_1d, indexed, require_index
@@ -186,9 +186,12 @@ def _is_whole(index: Any) -> bool:
 
 
 def _key_of_matrices(trace: Trace, weight: Node, key: Any) -> Any:
-    """Returns ``key`` without what stands for whole rows and columns behind an index of matrices, and with a tensor in
-    place of a list of these."""
+    """Returns ``key`` without what stands for whole rows and columns behind an index of matrices, with a tensor in
+    place of a list of these, and with a number in place of a tensor of one that is known."""
     first, *others = key if isinstance(key, tuple) and key else (key,)
+    if isinstance(first, Node) and first.kind is CONST and first.dtype in INDEX_DTYPES:  # torch.tensor(2)
+        first = int(first.attrs.value)
+        key = (first, *others)
     if first is not Ellipsis and all(map(_is_whole, others)):
         key = first
     items = _listed_key(key)

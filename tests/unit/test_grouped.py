@@ -275,6 +275,7 @@ SOME: dict[str, Callable[..., torch.Tensor]] = {
     "index_select by name": lambda x, w, ids: x @ torch.index_select(input=w, dim=0, index=ids).mT,
     "transposed": lambda x, w, ids: x @ w.mT.index_select(0, ids) + x @ w.mT[[2, 1]],
     "select": lambda x, w, ids: x @ w.select(0, 2).T + x @ torch.select(w, 0, -1).T,
+    "a number as a tensor": lambda x, w, ids: (x @ w[torch.tensor(-2)].T)[:, :16] + x @ w[torch.tensor(1), 8:24].T,
     "narrow": lambda x, w, ids: x @ w.narrow(0, 1, 3).mT,
     "pieces": lambda x, w, ids: (x @ w.chunk(2)[1].mT).sum(0) + x @ w.split([1, 4])[0].mT,
     "rows of one": lambda x, w, ids: x @ w[1, 8:24].T + x @ w[-1, ..., :][:16].T,
