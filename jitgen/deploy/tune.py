@@ -27,7 +27,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -375,12 +375,7 @@ def _task(problem: Problem, row: Row, location: Mapping[str, Any], families: Seq
 
 def _built_in_time(futures: Sequence[Future[work.Outcome]], ends: float) -> bool:
     """Returns whether the builds of one problem end before ``ends``, for which it waits."""
-    try:
-        for _ in as_completed(futures, timeout=max(0.0, ends - time.monotonic())):
-            pass
-    except TimeoutError:
-        return False
-    return True
+    return not wait(futures, max(0.0, ends - time.monotonic())).not_done
 
 
 def _failure(future: Future[work.Outcome]) -> str:
