@@ -47,8 +47,10 @@ from jitgen.ir.views import Strided
 from jitgen.quant.formats import Float, find
 from jitgen.spec import DTYPES
 
-INDICES = ("int16", "int32", "int64")
-"""The dtypes of integers that may decide work."""
+BYTES = ("uint8", "int8")
+COUNTERS = ("int16", "int32", "int64")
+INDICES = (*BYTES, *COUNTERS)
+"""The dtypes of integers that may decide work; bytes that do not are codes."""
 EQUALITIES, ORDERS = ("eq", "ne"), ("lt", "le", "gt", "ge")
 COMPARISONS = (*EQUALITIES, *ORDERS)
 BYTES_OF_SCALES = {"e8m0": (119, 128), "e4m3": (0x20, 0x50)}
@@ -77,7 +79,7 @@ def filled(view: Strided, dtype: str, device: torch.device, generator: torch.Gen
         return made.copy_(numbers)
     if torch_dtype == torch.uint8:
         return made.random_(0, 256, generator=generator)
-    if torch_dtype == torch.int8:  # no indices
+    if torch_dtype == torch.int8:
         return made.random_(-127, 128, generator=generator)
     if torch_dtype in (torch.bool, torch.int16, torch.int32, torch.int64):
         return made.zero_()
@@ -153,10 +155,10 @@ class _Integers:
         """The range of each input that is decided."""
         nodes = topological(graph.results)
         self._inputs: dict[Node, frozenset[int]] = {}
-        """The integer inputs that a node depends on."""
+        """The integer inputs that the range of a node depends on."""
         for node in nodes:
             own = {node.attrs.number} if node.kind is INPUT and node.dtype in INDICES else set()
-            self._inputs[node] = frozenset(own).union(*(self._inputs[operand] for operand in node.inputs))
+            self._inputs[node] = frozenset(own).union(*(self._inputs[operand] for operand in _bounding(node)))
         self._tensors = [node for node in nodes if node.kind is INPUT]
         self._visible = _visible_where(nodes)
         compared = [node for node in nodes if node.op in COMPARISONS and self._inputs[node]]
@@ -172,9 +174,12 @@ class _Integers:
         for node in self._tensors:
             if node.dtype == "bool":
                 made[node.attrs.number] = _mask(self._visible.get(node, True))
-            elif node.dtype in INDICES:
+            elif node.dtype in INDICES and (node.dtype not in BYTES or self._chooses(node)):
                 made[node.attrs.number] = self._filler(node)
         return made
+
+    def _chooses(self, input: Node) -> bool:
+        return any(input.attrs.number in self._inputs[index] for index, _ in self._indices)
 
     def _filler(self, input: Node) -> Filler:
         number, most = input.attrs.number, torch.iinfo(DTYPES[input.dtype]).max
@@ -187,6 +192,9 @@ class _Integers:
             last = self._largest(number, lambda v: self._all_within(indices, number, v), min(most, MOST))
             if last is None:
                 return _zeros
+            widest = self._ends_of(indices, number, last)
+            narrower = self._largest(number, lambda v: self._ends_of(indices, number, v) != widest, last)
+            last = 0 if narrower is None else narrower + 1  # beyond it all choose the same where they are clamped
         length = max((self._length(number, node) for node in lengths), default=0)
         top = min(length if last is None else min(length, last), most)
         self._drawn[number] = (0, last if last is not None and not length else top)
@@ -225,8 +233,12 @@ class _Integers:
         return any(number in side for side in sides) and not all(sides)
 
     def _all_within(self, indices: Sequence[tuple[Node, int]], number: int, largest: int) -> bool:
+        ends_of = self._ends_of(indices, number, largest)
+        return all(ends and ends[0] >= 0 and ends[1] < n for ends, (_, n) in zip(ends_of, indices, strict=True))
+
+    def _ends_of(self, indices: Sequence[tuple[Node, int]], number: int, largest: int) -> list[Range | None]:
         ranges = self._ranges({number: (0, largest)})
-        return all((ends := ranges[index]) is not None and ends[0] >= 0 and ends[1] < n for index, n in indices)
+        return [ranges[index] for index, _ in indices]
 
     def _length(self, number: int, comparison: Node) -> int:
         """Returns the least value of the input ``number`` with which ``comparison`` hides nothing; 0 if there is
@@ -281,6 +293,16 @@ class _Integers:
             return min(low for low, _ in known), max(high for _, high in known)
         rule = _RULES.get(node.op)
         return None if rule is None else rule(*known)
+
+
+def _bounding(node: Node) -> tuple[Node, ...]:
+    """Returns the operands that may decide the range of ``node``: not where it reads, and none of what sorts, or of
+    floats that are no function of one element each."""
+    if node.kind is GATHER:
+        return node.inputs[:1]
+    is_element = node.kind.is_pointwise or node.kind in (VIEW, CAST, CUSTOM_GRADIENT, CAT)
+    is_sorted = node.kind is SORT and node.attrs.what == "indices"
+    return () if is_sorted or (DTYPES[node.dtype].is_floating_point and not is_element) else node.inputs
 
 
 def _visible_where(nodes: Sequence[Node]) -> dict[Node, bool]:
@@ -354,6 +376,10 @@ def _of_truths(operation: Callable[[int, int], int], left: Range, right: Range) 
     return _corners(operation)(left, right) if min(left[0], right[0]) >= 0 and max(left[1], right[1]) <= 1 else None
 
 
+def _conjunction(left: Range, right: Range) -> Range | None:
+    return _of_truths(min, left, right) or ((0, min(left[1], right[1])) if min(left[0], right[0]) >= 0 else None)
+
+
 def _not(condition: Range) -> Range:
     return 1 - condition[1], 1 - condition[0]
 
@@ -365,6 +391,7 @@ _RULES: Mapping[str, Callable[..., Range | None]] = {
     "minimum": _corners(min),
     "maximum": _corners(max),
     "neg": lambda a: (-a[1], -a[0]),
+    "abs": lambda a: (max(0, a[0], -a[1]), max(-a[0], a[1])),
     "floor_divide": _quotient,
     "trunc_divide": _truncated_quotient,
     "remainder": _remainder,
@@ -376,7 +403,7 @@ _RULES: Mapping[str, Callable[..., Range | None]] = {
     "gt": lambda a, b: _less(b, a),
     "le": lambda a, b: _not(_less(b, a)),
     "ge": lambda a, b: _not(_less(a, b)),
-    "bitwise_and": lambda a, b: _of_truths(min, a, b),
+    "bitwise_and": _conjunction,
     "bitwise_or": lambda a, b: _of_truths(max, a, b),
     "bitwise_not": lambda a: _not(a) if a[0] >= 0 and a[1] <= 1 else None,
 }

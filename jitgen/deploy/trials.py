@@ -88,6 +88,13 @@ class Program:
         for number, fill in trial_inputs.fillers(self._graph, program.environment).items():
             for tensors in self._copies:
                 fill(tensors[number], generator)
+        self._counters = [
+            (tensors[index], tensors[index].clone())
+            for index, _ in self._graph.mutated
+            for tensors in self._copies
+            if self._graph.inputs[index].dtype in trial_inputs.COUNTERS
+        ]
+        """Integers that calls update, with what they are before: a position that each moves on would leave a cache."""
 
     def expects(self, samples: int) -> None:
         """Says how many samples the measurements take, from which is estimated what they need."""
@@ -145,7 +152,11 @@ class Program:
     def timer(self, calls: Sequence[Call]) -> Timer:
         """Returns a function that makes all ``calls``, and returns the seconds of one."""
         with torch.no_grad():
-            return _graph_timer(calls) if self._device.type == "cuda" else _clock_timer(calls)
+            return (_graph_timer if self._device.type == "cuda" else _clock_timer)(calls, self._restore)
+
+    def _restore(self) -> None:
+        for tensor, before in self._counters:
+            tensor.copy_(before)
 
 
 def difference(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
@@ -178,8 +189,9 @@ def _seconds(values: Sequence[float]) -> Seconds:
     return Seconds(median, lower, upper)
 
 
-def _graph_timer(calls: Sequence[Call]) -> Timer:
-    """Returns a function that replays ``calls`` in a CUDA graph, and returns the seconds of one."""
+def _graph_timer(calls: Sequence[Call], restore: Callable[[], None]) -> Timer:
+    """Returns a function that replays ``calls`` in a CUDA graph after ``restore``, and returns the seconds of one."""
+    restore()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -193,6 +205,7 @@ def _graph_timer(calls: Sequence[Call]) -> Timer:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def timer() -> float:
+        restore()
         start.record()
         graph.replay()
         end.record()
@@ -203,17 +216,21 @@ def _graph_timer(calls: Sequence[Call]) -> Timer:
     return timer
 
 
-def _clock_timer(calls: Sequence[Call]) -> Timer:
-    """Returns a function that makes as many of ``calls``, one after the other, as ``LEAST_SECONDS`` ask, goes on after
-    them the next time, and returns the seconds of one."""
+def _clock_timer(calls: Sequence[Call], restore: Callable[[], None]) -> Timer:
+    """Returns a function that makes as many of ``calls``, one after the other, as ``LEAST_SECONDS`` ask, with
+    ``restore`` before each was made again, goes on after them the next time, and returns the seconds of one."""
     endless = itertools.cycle(calls)
 
     def timed(count: int) -> float:
-        chosen = [next(endless) for _ in range(count)]
-        started = time.perf_counter()
-        for call in chosen:
-            call()
-        return (time.perf_counter() - started) / count
+        seconds = 0.0
+        for begin in range(0, count, len(calls)):
+            chosen = [next(endless) for _ in range(min(len(calls), count - begin))]
+            restore()
+            started = time.perf_counter()
+            for call in chosen:
+                call()
+            seconds += time.perf_counter() - started
+        return seconds / count
 
     timed(1)
     count = max(1, round(LEAST_SECONDS / timed(1)))

@@ -71,6 +71,32 @@ def hidden(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     return torch.softmax((q @ k.transpose(-1, -2)).masked_fill(mask, -math.inf), -1) @ v
 
 
+def looked_up(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    return table[codes.long()]
+
+
+def nibbles(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    return table[(codes & 15).long()] - table[(codes >> 4).long()]
+
+
+def clamped(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return x[at.clamp(0, x.shape[0] - 1)]
+
+
+def greedy(words: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return words[(words[ids] @ words.T).argmax(-1)]
+
+
+def reordered(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return x[keys.argsort(0)]
+
+
+def next_slot(cache: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    cache.index_copy_(0, at, x)
+    at.add_(1)
+    return cache.sum(-1)
+
+
 def one_hot(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return x * (ids[:, None] == torch.arange(x.shape[1]))
 
@@ -123,6 +149,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[Calla
     "ids of words": (F.embedding, (torch.arange(14).view(2, 7), torch.randn(100, D)), (distinct(100),)),
     "classes": (F.cross_entropy, (torch.randn(9, 50), torch.arange(9)), (distinct(50),)),
     "a one-hot encoding": (one_hot, (torch.randn(6, 9), torch.arange(6)), (distinct(9),)),
+    "codes of a table": (looked_up, (torch.randn(16), many(9, torch.uint8)), (distinct(16),)),
+    "codes of 4 bits": (nibbles, (torch.randn(16), many(9, torch.uint8)), (lambda t: len(t.unique()) == 9,)),
+    "indices that are clamped": (clamped, (torch.randn(40, D), many(9)), (distinct(40),)),
+    "ids of words, of which others are computed": (greedy, (torch.randn(40, D), many(9)), (distinct(40),)),
+    "keys that are sorted": (reordered, (torch.randn(40), torch.arange(40)), (lambda t: len(t.unique()) > 9,)),
     "documents": (documents, (Q, Q, Q, torch.zeros(B, M, dtype=torch.int64)), (most(0),)),
     "a mask": (masked, (Q, K, K, MASK), (lambda t: 0.8 < t.float().mean() < 0.95 and bool(t[..., 0].all()),)),
     "a mask that hides": (hidden, (Q, K, K, ~MASK), (lambda t: 0.8 < (~t).float().mean() < 0.95,)),
@@ -149,3 +180,15 @@ def test_integers_leave_a_kernel_its_work(case: str, tmp_path: Path, monkeypatch
             assert check(tensor), tensor
     results = program.results(program.calls())  # an index out of range would be an IndexError
     assert all(bool(result.isfinite().all()) for result in results)
+
+
+def test_positions_that_calls_move_on_stay_within_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "ROTATED_BYTES", 1)
+    with jitgen.record(tmp_path / "manifest.json"):
+        jitgen.jit(next_slot, backend="cpp").lower(torch.randn(8, D), torch.randn(1, D), torch.tensor([3]))
+    entry = next(iter(manifest_schema.read(tmp_path / "manifest.json")))
+    program = Program(entry, work.route_of(entry, host_target()), torch.device("cpu"))
+    timer = program.timer(program.calls())
+    assert program.rounds({0: timer})[0].median > 0
+    for *_, at in program._copies:
+        assert 0 <= at.item() <= 8

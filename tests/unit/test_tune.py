@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -468,7 +470,8 @@ def test_timings_go_round_the_copies_of_the_inputs() -> None:
         seen.append(number)
         trials.time.sleep(0.003)  # longer than a timing takes at least
 
-    timer = trials._clock_timer([lambda number=number: call(number) for number in range(4)])  # type: ignore[misc]
+    calls: list[Callable[[], None]] = [functools.partial(call, number) for number in range(4)]
+    timer = trials._clock_timer(calls, lambda: None)
     for _ in range(6):
         assert timer() > 0.002
     assert seen == [0, 1, 2, 3, 0, 1, 2, 3]
