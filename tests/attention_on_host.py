@@ -27,8 +27,9 @@ def run(main: str, folder: Path, family: str) -> None:
             text = text.replace(ptx, plain)
         (folder / f"jitgen/{header.name}").write_text(text)
     assert not missing
-    deal = "include/jitgen/register_deal.cuh"
-    (folder / "jitgen/register_deal.cuh").write_text((templates_directory() / "common" / deal).read_text())
+    for name in ("register_deal", "types"):
+        shared = templates_directory() / f"common/include/jitgen/{name}.cuh"
+        (folder / f"jitgen/{name}.cuh").write_text(shared.read_text())
     for name in ("ptx", "wgmma_ptx"):
         (folder / f"jitgen/{name}.cuh").write_text((Path(__file__).parent / "host_warp.hpp").read_text())
     (folder / "main.cpp").write_text(main)

@@ -460,7 +460,8 @@ def test_runs_at_once_share_the_problems(problem: tune.Problem, tmp_path: Path, 
         assert is_own
         assert tune.tune([problem], tmp_path, CPU, 300, jobs=1) == []
     assert len(tune.tune([problem], tmp_path, CPU, 300, jobs=1)) == 1
-    assert sorted(path.name for path in files.rows.parent.iterdir()) == ["gemm.measured.jsonl"]
+    left = {path.name for path in files.rows.parent.iterdir()} - {"gemm.json"}  # a row, where noise has a winner
+    assert left == {"gemm.measured.jsonl"}
 
 
 def test_timings_go_round_the_copies_of_the_inputs() -> None:

@@ -31,6 +31,7 @@
 
 #include "jitgen/attention_decode_results.cuh"
 #include "jitgen/attention_walk.cuh"
+#include "jitgen/types.cuh"
 
 namespace jitgen {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "jitgen/attention_wgmma_block.cuh"
+#include "jitgen/types.cuh"
 
 namespace jitgen {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "jitgen/storage.cuh"
+#include "jitgen/types.cuh"
 
 namespace jitgen {
 
