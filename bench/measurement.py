@@ -18,6 +18,7 @@ import torch
 
 from bench.records import failure_of
 from jitgen._version import __version__
+from jitgen.deploy.measurements import cpu_model
 from jitgen.spec import dtype_name
 
 
@@ -247,11 +248,3 @@ def _triton_version() -> str | None:
         return version("triton")
     except PackageNotFoundError:
         return None
-
-
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -33,8 +33,9 @@ from typing import Any
 
 import torch
 
-from bench.measurement import cpu_model, made
+from bench.measurement import made
 from bench.records import end
+from jitgen.deploy.measurements import cpu_model
 from jitgen.models import graphs
 
 SIZES: dict[str, dict[str, int]] = {

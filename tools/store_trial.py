@@ -35,11 +35,12 @@ from typing import Any
 import torch
 
 import jitgen
-from bench.measurement import cpu_model, current_commit, versions
+from bench.measurement import current_commit, versions
 from jitgen import spec
 from jitgen.compilers import bounds, host
 from jitgen.compilers.workers import WorkerProcesses
 from jitgen.deploy import work
+from jitgen.deploy.measurements import cpu_model
 from jitgen.store import Store, default, layout, lock, usage  # noqa: F401  before privileges are given up
 
 KERNELS = 12

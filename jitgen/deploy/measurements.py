@@ -174,7 +174,7 @@ class Files:
             lock.release()
 
 
-def processor() -> str:
+def cpu_model() -> str:
     """Returns the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -39,7 +39,7 @@ from jitgen.compilers import bounds, routes
 from jitgen.deploy import manifest as manifests
 from jitgen.deploy import manifest_schema, row_variants, trial_inputs, trials, work
 from jitgen.deploy.manifest import Entry
-from jitgen.deploy.measurements import Files, Origin, processor
+from jitgen.deploy.measurements import Files, Origin, cpu_model
 from jitgen.deploy.trials import Program, TimeIsOverError, Timer
 from jitgen.errors import JitgenError
 from jitgen.families import registry
@@ -450,4 +450,4 @@ def _measuring_code() -> str:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{processor()}, {torch.get_num_threads()} threads"
+    return f"{cpu_model()}, {torch.get_num_threads()} threads"

@@ -46,6 +46,7 @@ from jitgen import TensorSpec, jit, settings
 from jitgen.cli import bench as cli
 from jitgen.cli.group import jitgen
 from jitgen.compilers import host
+from jitgen.deploy.measurements import cpu_model
 from jitgen.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
@@ -623,7 +624,7 @@ def test_what_made_a_record() -> None:
     made = measurement.made("bench.products", "1a2b3c4", "cpu")
     assert made["command"].startswith("python -m bench.products")
     assert made["commit"] == "1a2b3c4"
-    assert made["cpu"] == measurement.cpu_model()
+    assert made["cpu"] == cpu_model()
 
 
 def test_a_backend_without_kernels_for_the_device_is_refused() -> None:

@@ -381,7 +381,7 @@ def test_measurements_of_other_origin_are_taken_anew(
     elif what == "compiler":
         monkeypatch.setattr(tune.routes, "toolchain", lambda *_: "gcc 99")
     elif what == "device":
-        monkeypatch.setattr(tune, "processor", lambda: "another processor")
+        monkeypatch.setattr(tune, "cpu_model", lambda: "another processor")
     else:
         files.lines.write_text(json.dumps({"problem": problem.identity, "device": "this CPU", "candidates": []}) + "\n")
     assert [one.is_stale for one in tune.waiting([problem], tmp_path, CPU)] == [True]
