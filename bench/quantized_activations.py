@@ -116,6 +116,7 @@ def onnx_session(columns: int, length: int) -> Any:
     model.ir_version = 10
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # its threads would take others' time
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
