@@ -22,7 +22,7 @@ from jitgen.families.windows import around_convolutions, product_with_windows
 from jitgen.ir import symbols
 from jitgen.ir.graph import Graph, Node, Shape, equal_sizes, keeps_all_elements, postorder, topological, walked
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, REDUCE, SCALAR, VIEW
+from jitgen.ir.nodes import CAT, CONVOLVE, GATHER, INPUT, PRODUCTS, REDUCE, SCALAR, SORT, TAKEN, VIEW
 from jitgen.ir.regions import MAX_READS
 from jitgen.ir.symbols import Expr, Scalar
 
@@ -154,6 +154,9 @@ class _Rebuilt:
         self.states: dict[Node, State] = {}
         self.changes: dict[Node, Node] = {}
         self._reads: dict[Node, frozenset[Node]] = {}
+        self._ranks: dict[int, Node] = {}
+        """Sorts that become temporaries, by the ids of their nodes. What is taken at the places of ranks stays with the
+        sort, whose kernel computes it as well."""
 
     def roots(self, roots: Sequence[Node]) -> list[Node]:
         """Returns ``roots``, rebuilt."""
@@ -161,11 +164,13 @@ class _Rebuilt:
         for node in topological(roots) if self.divided is None else self.divided.order:
             if self.divided is not None:
                 self._move_again(node.inputs, memo)
-            rebuilt = self._node(node, [memo[id(child)] for child in node.inputs])
+            rebuilt = self._node(node, self._children(node, memo))
             while self.divided is not None and self.divided.stores_operand(node, rebuilt, memo):
                 self._move_again(node.inputs, memo)
-                rebuilt = self._node(node, [memo[id(child)] for child in node.inputs])
+                rebuilt = self._node(node, self._children(node, memo))
             if id(node) in self.stored:
+                if rebuilt.kind is SORT:
+                    self._ranks[id(node)] = rebuilt
                 rebuilt = self.temporaries.materialize(rebuilt)
             if node in self.arguments:
                 self.changes[node], state = rebuilt, self.arguments[node]
@@ -175,6 +180,13 @@ class _Rebuilt:
             if self.divided is not None:
                 self.divided.cut(node, memo)
         return [memo[id(root)] for root in roots]
+
+    def _children(self, node: Node, memo: Mapping[int, Node]) -> list[Node]:
+        """Returns the rebuilt inputs of ``node``."""
+        children = [memo[id(child)] for child in node.inputs]
+        if node.kind is TAKEN:
+            children[1] = self._ranks.get(id(node.inputs[1]), children[1])
+        return children
 
     def _move_again(self, operands: Sequence[Node], memo: dict[int, Node]) -> None:
         """Moves views among ``operands`` again, as what they are of may have been stored since."""
