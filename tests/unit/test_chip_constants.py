@@ -103,7 +103,7 @@ def is_numeric(node: ast.AST) -> bool:
     return False
 
 
-SAID_BY_THE_MODULE = {"gemm/wgmma_model.py"}
+SAID_BY_THE_MODULE = {"gemm/wgmma_fits.py"}
 """Modules whose docstrings say of all their constants to which timings they were fitted."""
 
 

@@ -7,53 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
+from jitgen.families.gemm import wgmma_fits as fits
 from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
 from jitgen.families.gemm.groups import Groups
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaQuantized, WgmmaTiling
-from jitgen.families.gemm.wgmma_model import (
-    AREA,
-    BYTE_DECODE,
-    BYTES,
-    BYTES_MISSING,
-    BYTES_PINGPONG,
-    BYTES_WARPGROUP,
-    CODE_BLOCK,
-    CODE_DECODE,
-    CODE_EPILOGUE,
-    CODE_SUM,
-    CODE_TOKEN,
-    DECODE,
-    DENSE,
-    DENSE_MISSING_BYTES,
-    DENSE_PINGPONG,
-    DENSE_WARPGROUP,
-    GROUPED,
-    GROUPED_DECODE,
-    GROUPED_PLANES,
-    LEAST_PRODUCT,
-    PAIRS,
-    PAIRS_PINGPONG,
-    PROMOTED,
-    PROMOTED_PINGPONG,
-    PROMOTED_PRODUCT,
-    PROMOTED_SUM,
-    PROMOTED_TURN,
-    PROMOTED_WAIT,
-    QUANTIZED,
-    QUANTIZED_BYTES,
-    QUARTER_LINES,
-    QUARTER_TOKENS,
-    RANGE_STORES,
-    SUMS_FIXED,
-    SWAPPED_LINES,
-    TALL_WAIT,
-    UNPROMOTED,
-    UNPROMOTED_MISSING,
-    UNPROMOTED_PINGPONG,
-    UNPROMOTED_WARPGROUP,
-    TileFit,
-    Times,
-)
+from jitgen.families.gemm.wgmma_fits import TileFit
+from jitgen.families.gemm.wgmma_model import AREA, SUMS_FIXED, Times
 from jitgen.schedule.chips import Chip
 
 MANY_TOKENS = (128, 96, 64, 80)
@@ -68,8 +27,6 @@ MEDIUM_ROWS = 512
 fill is a considerable share of the work."""
 WIDEST_PROMOTED = 160
 """Columns of a warpgroup whose sums are promoted, up to which its tiles may be of blocks that share K."""
-IN_TURN = 0.76
-"""What such tiles take of their estimate by the constants of ``GROUPED`` (the same products)."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +88,7 @@ def estimate(tiling: WgmmaTiling, rows: int, weights: Weights, products: int = 1
 def _estimate_quantized(
     tiles: WgmmaQuantized, rows: int, weights: Weights, groups: Groups | None = None
 ) -> tuple[int, float]:
-    fit = QUANTIZED_BYTES if weights.bits == 8 else QUANTIZED
+    fit = _quantized_fit(weights, groups is not None)
     height, blocks = tiles.warpgroups * tiles.blocks_of_rows, tiles.blocks_of_rows
     down = -(-rows // tiles.tokens) if groups is None else math.ceil(groups.tiles(tiles.tokens))
     short = groups.share_of_short(tiles.narrow) if groups is not None and tiles.narrow else 0.0
@@ -139,18 +96,15 @@ def _estimate_quantized(
     share = tiles.multicast
     items = down * sum(-(-n // (tiles.block_n * share)) * share for n in weights.columns) * tiles.k_splits
     steps = 2 * weights.item  # wgmmas of a chunk
-    products = steps * max(tokens / 2, LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
-    grouped = groups is not None and weights.item == 2
-    decoding = DECODE if not grouped else GROUPED_PLANES if weights.planes else GROUPED_DECODE
-    decoding = BYTE_DECODE if weights.bits == 8 else decoding
+    products = steps * max(tokens / 2, fits.LEAST_PRODUCT) * fit.product  # of 64 rows of the weight
     if weights.item == 2:
-        decode = decoding.blocks(blocks)
+        decode = fit.warpgroup.blocks(blocks)
         together = height * products + tiles.warpgroups * decode
     else:
-        decode = blocks * (CODE_DECODE + CODE_SUM * tokens / 4)
-        together = height * (CODE_BLOCK + CODE_TOKEN * tokens)
+        decode = blocks * (fits.CODES.decode + fits.CODES.sum * tokens / 4)
+        together = height * (fits.CODES.block + fits.CODES.token * tokens)
     fetched = tiles.tokens * weights.item * CHUNK / share + height * CHUNK * 8 * weights.bits
-    alone = blocks * products + decode + decoding.fixed
+    alone = blocks * products + decode + fit.warpgroup.fixed
     cycle = tiles.span / weights.chip.microsecond_cycles
 
     def chunk(sharing: int, split: bool) -> float:
@@ -160,9 +114,9 @@ def _estimate_quantized(
     def epilogue(sharing: int) -> float:
         area = tokens * height * 64 / AREA
         stores, instructions = fit.epilogue * sharing, fit.warpgroup_epilogue / tiles.warpgroups
-        few = QUARTER_TOKENS if tiles.tokens % 32 and tiles.tokens > MANY_TOKENS[0] else 1.0
+        few = fits.QUARTER_TOKENS if tiles.tokens % 32 and tiles.tokens > MANY_TOKENS[0] else 1.0
         if weights.item == 1:
-            few = CODE_EPILOGUE
+            few = fits.CODES.epilogue
         return few * area * max(stores, instructions) + fit.tile
 
     chunks = -(-weights.length // (tiles.block_k * tiles.k_splits))
@@ -173,100 +127,155 @@ def _estimate_quantized(
     return times.least(weights.chip, items, tiles.cluster_k_splits)
 
 
-def _fit_of(tiles: WgmmaDense, rows: int, weights: Weights, is_one: bool) -> tuple[TileFit, bool]:
-    """Returns the constants of a tile, and whether they are those of bytes and many rows. ``is_one``: whether there is
-    one product, and no groups."""
-    if weights.item == 2:
-        return DENSE_PINGPONG if tiles.pingpong else DENSE, False
-    if rows > MEDIUM_ROWS and weights.promoted and not tiles.pingpong:
-        return PROMOTED, True
-    if rows > MEDIUM_ROWS and is_one and not weights.promoted:
-        return UNPROMOTED_PINGPONG if tiles.pingpong else UNPROMOTED, True
-    return BYTES_PINGPONG if tiles.pingpong else BYTES, False
+def _quantized_fit(weights: Weights, grouped: bool) -> TileFit:
+    """Returns the constants of tiles of quantised weights."""
+    if weights.bits == 8:
+        return fits.QUANTIZED_BYTES
+    if not grouped or weights.item == 1:
+        return fits.QUANTIZED
+    return fits.PLANE_GROUPS if weights.planes else fits.QUANTIZED_GROUPS
 
 
 def _estimate_dense(
     tiles: WgmmaDense, rows: int, weights: Weights, groups: Groups | None = None, products: int = 1
 ) -> tuple[int, float]:
-    of_bytes = weights.item == 1
-    fit, many = _fit_of(tiles, rows, weights, groups is None and products == 1)
-    if products > 1 and not of_bytes:
-        pairs = PAIRS_PINGPONG if tiles.pingpong else PAIRS
-        fit = replace(fit, epilogue=fit.epilogue * pairs, half_lines=1.0)
-    if tiles.cluster > 1 and fit.cluster:
-        fit = replace(fit, fixed=fit.fixed + math.log2(tiles.cluster) * fit.cluster)
-    # Of a tile as wgmma has it, whose rows are those of the weight where these are swapped.
-    height, width = tiles.height, tiles.columns * weights.contractions
-    tall, wide = (sum(weights.columns), (rows,)) if tiles.swapped else (rows, weights.columns)
-    x_shares, weight_shares = tiles.shares[::-1] if tiles.swapped else tiles.shares
-    across = sum(-(-n // (tiles.columns * x_shares)) * x_shares for n in wide)
-    band = height * weight_shares
-    down = -(-tall // band) if groups is None else math.ceil(groups.tiles(band))
-    items = products * down * weight_shares * across * tiles.k_splits
-    columns = weights.columns if weights.transposed else (weights.length,)
-    x_lines = fit.across_lines if _across_lines(weights.item, rows if weights.x_transposed else weights.length) else 1.0
-    weight_lines = fit.across_lines if _across_lines(weights.item, *columns) else 1.0
-    chunks = -(-weights.length // (weights.chunk * tiles.k_splits))
-    # A copy has no more rows than its matrix, and the last one of K no more columns.
-    copied = (height, width) if of_bytes else (min(height, tall), min(width, max(wide)))
-    depth = 1.0 if of_bytes else weights.length / (chunks * weights.chunk * tiles.k_splits)
-    fetched = depth * (copied[0] / x_shares * x_lines + copied[1] / weight_shares * weight_lines) * CHUNK_BYTES
-    of_bytes_alone = UNPROMOTED_WARPGROUP if many and not weights.promoted else BYTES_WARPGROUP
-    warpgroup = of_bytes_alone if of_bytes else DENSE_WARPGROUP
-    alone = tiles.blocks * width / tiles.across * warpgroup.column + warpgroup.fixed
-    if weights.promoted:
-        alone += width / tiles.across / 2 * PROMOTED_SUM + PROMOTED_WAIT
-    # A warpgroup without rows of x multiplies nothing. Where blocks have several tiles, few of these are the last ones.
-    several = items > weights.chip.multiprocessors and not tiles.pingpong and not of_bytes
-    live = -(-tall // 64) * 64 / -(-tall // height) if several else height
-    wgmmas = live * width / 32 * fit.product
-    if weights.promoted:
-        wgmmas *= PROMOTED_PINGPONG if tiles.pingpong else 1.0 if many else PROMOTED_PRODUCT
-        wgmmas += slices(tiles.columns // tiles.across) * tiles.blocks * PROMOTED_TURN if many else 0
-    matrices = 1.0 if groups is None else groups.used
-    read = products * (rows + matrices * sum(weights.columns)) * weights.length * weights.item
-    in_l2 = read <= weights.chip.l2_bytes
-    missing = BYTES_MISSING if of_bytes else DENSE_MISSING_BYTES
-    if many:
-        missing = fit.l2_bytes if weights.promoted else UNPROMOTED_MISSING
-    copies = fetched / (fit.l2_bytes if in_l2 else missing)
+    fit = _dense_fit(tiles, rows, weights, groups is None and products == 1, products > 1)
+    tile = _DenseTile(tiles, fit, rows, weights, groups, products)
+    items = tile.items()
+    wgmmas, copies, alone = tile.wgmmas(items), tile.copies(), tile.alone()
     least = fit.least[tiles.cluster.bit_length() - 1]
-    lines = SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else fit.half_lines
-    lines *= QUARTER_LINES if tiles.staged == 16 else 1.0
-    lines *= RANGE_STORES if tiles.k_splits > 1 else 1.0
+    shared_wait = (tiles.cluster > 1) * fit.shared_wait
+    microsecond = weights.chip.microsecond_cycles
 
     def chunk(sharing: int, split: bool) -> float:
-        wait = fit.wait + split * fit.split_wait
-        wait += (tiles.cluster > 1) * fit.shared_wait + (tiles.blocks > 1) * TALL_WAIT
+        wait = fit.wait + split * fit.split_wait + shared_wait + (tiles.blocks > 1) * fits.TALL_WAIT
         wait += (tiles.resident > 1) * fit.resident_wait
         cycles = max(wgmmas * sharing, copies * sharing, least)
-        return ((cycles if tiles.pingpong else max(cycles, alone)) + wait) / weights.chip.microsecond_cycles
+        return ((cycles if tiles.pingpong else max(cycles, alone)) + wait) / microsecond
+
+    area, warpgroups = tiles.height * tile.width / AREA, 1 if tiles.pingpong else tiles.warpgroups
+    stores = tile.lines() * area
 
     def epilogue(sharing: int) -> float:
-        area, warpgroups = height * width / AREA, 1 if tiles.pingpong else tiles.down * tiles.across
-        return lines * area * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
+        return stores * max(fit.epilogue * sharing, fit.warpgroup_epilogue / warpgroups) + fit.tile
 
     moved = products * _moved(rows, weights, weights.bits, tiles.k_splits, groups)
-    times = Times(fit, chunks, chunk, epilogue, tiles.resident, moved)
+    times = Times(fit, tile.chunks, chunk, epilogue, tiles.resident, moved)
     if tiles.pingpong:
         last = max(wgmmas / fit.product * (fit.last_product or fit.product), copies, least)
-        wait = fit.wait + (tiles.cluster > 1) * fit.shared_wait
-        return 1, times.pingpong(weights.chip, items, tiles.cluster, (last + wait) / weights.chip.microsecond_cycles)
+        return 1, times.pingpong(weights.chip, items, tiles.cluster, (last + (fit.wait + shared_wait)) / microsecond)
     if tiles.cluster > tiles.cluster_k_splits:
         return 1, times.unsplit(weights.chip, items, tiles.cluster)
     # With multicast a cluster always has all its blocks.
     return times.least(weights.chip, items, tiles.cluster_k_splits, tiles.multicast)
 
 
+def _dense_fit(tiles: WgmmaDense, rows: int, weights: Weights, is_one: bool, is_batch: bool) -> TileFit:
+    """Returns the constants of a tile of dense operands. ``is_one``: whether there is one product, and no groups."""
+    many = rows > MEDIUM_ROWS
+    if weights.item == 2:
+        both = fits.DENSE_BATCH if is_batch else fits.DENSE
+    elif weights.promoted:
+        both = fits.PROMOTED_OF_MANY_ROWS if many else fits.PROMOTED
+    else:
+        both = fits.BYTES_OF_MANY_ROWS if many and is_one else fits.BYTES
+    fit = both.in_turn if tiles.pingpong else both.jointly
+    return replace(fit, fixed=fit.fixed + math.log2(tiles.cluster) * fit.cluster) if tiles.cluster > 1 else fit
+
+
+@dataclass(frozen=True)
+class _DenseTile:
+    """Counts the cycles of an iteration of a tile of dense operands, 128 bytes along K.
+
+    A tile is as wgmma has it: its rows are those of the weight where x and the weight are swapped.
+    """
+
+    tiles: WgmmaDense
+    fit: TileFit
+    rows: int
+    weights: Weights
+    groups: Groups | None
+    products: int
+
+    @property
+    def width(self) -> int:
+        """Returns the columns of the tile, of all contractions."""
+        return self.tiles.columns * self.weights.contractions
+
+    @property
+    def sizes(self) -> tuple[int, tuple[int, ...]]:
+        """Returns the rows that all tiles have, and the columns of each region."""
+        columns = self.weights.columns
+        return (sum(columns), (self.rows,)) if self.tiles.swapped else (self.rows, columns)
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Returns how many blocks share the tile's rows, and its columns."""
+        return self.tiles.shares[::-1] if self.tiles.swapped else self.tiles.shares
+
+    @property
+    def chunks(self) -> int:
+        """Returns the iterations of a tile."""
+        return -(-self.weights.length // (self.weights.chunk * self.tiles.k_splits))
+
+    def items(self) -> int:
+        """Returns the tiles of the kernel."""
+        (tall, wide), (row_shares, column_shares) = self.sizes, self.shares
+        across = sum(-(-n // (self.tiles.columns * row_shares)) * row_shares for n in wide)
+        band = self.tiles.height * column_shares
+        down = -(-tall // band) if self.groups is None else math.ceil(self.groups.tiles(band))
+        return self.products * down * column_shares * across * self.tiles.k_splits
+
+    def copies(self) -> float:
+        """Returns the cycles in which the L2 cache delivers both operands."""
+        weights, tiles, (tall, wide), (row_shares, column_shares) = self.weights, self.tiles, self.sizes, self.shares
+        columns = weights.columns if weights.transposed else (weights.length,)
+        x_lines = self._line_factor(self.rows if weights.x_transposed else weights.length)
+        weight_lines = self._line_factor(*columns)
+        if weights.item == 1:
+            height, width, depth = tiles.height, self.width, 1.0
+        else:  # a copy has no more rows than its matrix, and the last one of K no more columns
+            height, width = min(tiles.height, tall), min(self.width, max(wide))
+            depth = weights.length / (self.chunks * weights.chunk * tiles.k_splits)
+        fetched = depth * (height / row_shares * x_lines + width / column_shares * weight_lines) * CHUNK_BYTES
+        matrices = 1.0 if self.groups is None else self.groups.used
+        read = self.products * (self.rows + matrices * sum(weights.columns)) * weights.length * weights.item
+        return fetched / (self.fit.l2_bytes if read <= weights.chip.l2_bytes else self.fit.missing_bytes)
+
+    def _line_factor(self, *widths: int) -> float:
+        """Returns the time of copies of matrices with rows of so many elements, as a multiple of that of rows that
+        begin at lines of the cache."""
+        return self.fit.across_lines if any(width * self.weights.item % CHUNK_BYTES for width in widths) else 1.0
+
+    def wgmmas(self, items: int) -> float:
+        """Returns the cycles of the tensor cores, for one of so many tiles."""
+        tiles, height, (tall, _) = self.tiles, self.tiles.height, self.sizes
+        # A warpgroup without rows of x multiplies nothing. Where blocks have several tiles, few of these are the last.
+        several = items > self.weights.chip.multiprocessors and not tiles.pingpong and self.weights.item == 2
+        live = -(-tall // 64) * 64 / -(-tall // height) if several else height
+        cycles = live * self.width / 32 * self.fit.product * self.fit.promotion
+        return cycles + slices(tiles.columns // tiles.across) * tiles.blocks * self.fit.promoted_slice
+
+    def alone(self) -> float:
+        """Returns the cycles of one warpgroup, which are hidden by those of others."""
+        across, fit = self.tiles.across, self.fit.warpgroup
+        cycles = self.tiles.blocks * self.width / across * fit.column + fit.fixed
+        if self.weights.promoted:
+            cycles += self.width / across / 2 * fits.PROMOTED_SUM + fits.PROMOTED_WAIT
+        return cycles
+
+    def lines(self) -> float:
+        """Returns the time of the epilogue, as a multiple of that whose stores are whole lines of memory."""
+        tiles = self.tiles
+        lines = fits.SWAPPED_LINES if tiles.swapped else 1.0 if tiles.staged == 64 else self.fit.half_lines
+        lines *= fits.QUARTER_LINES if tiles.staged == 16 else 1.0
+        return lines * (fits.RANGE_STORES if tiles.k_splits > 1 else 1.0)
+
+
 def slices(width: int) -> int:
     """Returns the slices of a warpgroup's columns that are promoted one after another, as the header's
     ``Shape::slices``: products of more columns would take too many registers beside the sums."""
     return 2 if width > WIDEST_PROMOTED and width % 32 == 0 else 1
-
-
-def _across_lines(item: int, *widths: int) -> bool:
-    """Returns whether copies of matrices with rows of so many elements lie across lines of the cache."""
-    return any(width * item % CHUNK_BYTES for width in widths)
 
 
 def _evenly_grouped_microseconds(tiles: WgmmaDense, rows: int, matrices: int, weights: Weights) -> float:
@@ -277,12 +286,14 @@ def _evenly_grouped_microseconds(tiles: WgmmaDense, rows: int, matrices: int, we
     waves = -(-items // (chip.multiprocessors * tiles.resident))
     sharing = min(tiles.resident, -(-items // chip.multiprocessors))  # blocks that share a multiprocessor
     fetched = (height + width) * CHUNK_BYTES
-    cycles = max(height * width / 32 * GROUPED.product, fetched / GROUPED.l2_bytes) * sharing + GROUPED.wait
+    cycles = (
+        max(height * width / 32 * fits.GROUPED.product, fetched / fits.GROUPED.l2_bytes) * sharing + fits.GROUPED.wait
+    )
     main = -(-weights.length // weights.chunk) * cycles / chip.microsecond_cycles
-    end = GROUPED.epilogue * height * width / AREA
+    end = fits.GROUPED.epilogue * height * width / AREA
     if tiles.pingpong:
         time = (waves - 1) * max(main, (main + end) / 2) + main + end
-        return IN_TURN * time if tiles.shares_x else time
+        return fits.GROUPED_IN_TURN * time if tiles.shares_x else time
     return waves * (main + end)
 
 
