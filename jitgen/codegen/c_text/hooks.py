@@ -116,69 +116,85 @@ def hooks_of(definition: Definition, others: Sequence[str] = ()) -> tuple[list[H
     Args:
         others: texts that may define macros too: headers, and the flags of a compiler as directives.
     """
-    body = definition.body
-    macros = macros_of((definition.text, *others))
-    pointers = {parameter.name: parameter for parameter in definition.parameters if parameter.is_pointer}
-    hooks: list[Hook] = []
-    loops = [
-        range(number, _end_of_statement(body, number) + 1)
-        for number, token in enumerate(body)
-        if token.text in ("for", "while", "do") and token.kind == "name"
-    ]
-    explained: set[int] = set()
-    refusals: dict[str, str] = {}
+    reader = _Reader(definition, others)
+    hooks = [hook for number in range(len(definition.body) - 1) if (hook := reader.hook(number)) is not None]
+    reader.refuse_other_uses()
+    return hooks, reader.refusals
 
-    def refuse(name: str, token: Token, why: str) -> None:
-        line = definition.line_of(token.start)
-        refusals.setdefault(name, f"{why}, in line {line}: {definition.quoted(token.start)}")
 
-    for number, token in enumerate(body[:-1]):
+class _Reader:
+    """Reads a kernel's body for hooks, and notes why no rule may stand at those of a parameter."""
+
+    def __init__(self, definition: Definition, others: Sequence[str]) -> None:
+        self.definition, self.body = definition, definition.body
+        self.macros = macros_of((definition.text, *others))
+        self.pointers = {parameter.name for parameter in definition.parameters if parameter.is_pointer}
+        self.refusals: dict[str, str] = {}
+        self.explained: set[int] = set()
+        """Where the elements begin that hooks stand for."""
+        self.loops = [
+            range(number, _end_of_statement(self.body, number) + 1)
+            for number, token in enumerate(self.body)
+            if token.text in ("for", "while", "do") and token.kind == "name"
+        ]
+
+    def refuse(self, name: str, token: Token, why: str) -> None:
+        line = self.definition.line_of(token.start)
+        self.refusals.setdefault(name, f"{why}, in line {line}: {self.definition.quoted(token.start)}")
+
+    def hook(self, number: int) -> Hook | None:
+        """Returns the hook whose macro is token ``number``; None where no rule may replace it."""
+        body, token = self.body, self.body[number]
         if token.text not in (PROLOGUE, EPILOGUE) or body[number + 1].text != "(":
-            continue
+            return None
         closing = closing_of(body, number + 1)
         arguments = split_at_commas(body[number + 2 : closing])
-        mentioned = [other.text for other in body[number + 2 : closing] if other.text in pointers]
+        mentioned = [other.text for other in body[number + 2 : closing] if other.text in self.pointers]
         if len(arguments) != 3:
             for name in mentioned:
-                refuse(name, token, f"{token.text} takes a value, a row and a column")
-            continue
+                self.refuse(name, token, f"{token.text} takes a value, a row and a column")
+            return None
         value = arguments[0]
         if token.text == PROLOGUE:
-            name, element, start = value[0].text, value, token.start
+            element, start = value, token.start
             is_element = len(value) > 3 and value[1].text == "[" and closing_of(value, 1) == len(value) - 1
-            if name not in pointers or not is_element:
+            if value[0].text not in self.pointers or not is_element:
                 for name in mentioned:
-                    refuse(name, token, f"{PROLOGUE} takes an element, such as {name}[i]")
-                continue
+                    self.refuse(name, token, f"{PROLOGUE} takes an element, such as {name}[i]")
+                return None
         else:
             target = _target(body, number)
             ends = closing + 1 < len(body) and body[closing + 1].text == ";"
-            if target is None or body[target].text not in pointers or not ends:
-                continue
-            name, element, start = body[target].text, body[target : number - 1], body[target].start
-        explained.add(element[0].start)
-        index = element[2:-1]
-        if len(split_at_commas(index)) != 1 or any(_changes(piece, macros) for piece in (index, *arguments[1:])):
-            refuse(name, token, "the index, the row or the column of a hook changes a variable")
+            if target is None or body[target].text not in self.pointers or not ends:
+                return None
+            element, start = body[target : number - 1], body[target].start
+        name, index = element[0].text, element[2:-1]
+        self.explained.add(element[0].start)
+        if len(split_at_commas(index)) != 1 or any(_changes(piece, self.macros) for piece in (index, *arguments[1:])):
+            self.refuse(name, token, "the index, the row or the column of a hook changes a variable")
         of_index, of_value = ((piece[0].start, piece[-1].end) for piece in (index or element, value))
-        is_behind = any(loop.stop <= number for loop in loops) and not any(number in loop for loop in loops)
+        is_behind = any(loop.stop <= number for loop in self.loops) and not any(number in loop for loop in self.loops)
         rest = body[number + 2 + len(value)].end
-        hooks.append(Hook(name, token.text, start, of_index, of_value, rest, is_behind))
-    for number, token in enumerate(body):
-        is_used = token.text in pointers and token.kind == "name" and token.start not in explained
-        if is_used and not is_qualified(body, number):
-            refuse(token.text, token, f"{token.text} is used outside of its hooks")
-        if token.kind == "directive":
-            for name in pointers:
-                if re.search(rf"\b{name}\b", token.text):
-                    refuse(name, token, f"{name} is used in a directive")
-    for macro, replacement in _reached(body, macros).items():
-        words = {macro, *(token.text for token in replacement)}
-        joins = "##" in spelled(replacement)
-        for name in pointers:
-            if name in words or joins:
-                refusals.setdefault(name, f"the macro {macro} {'joins words' if joins else f'is or uses {name}'}")
-    return hooks, refusals
+        return Hook(name, token.text, start, of_index, of_value, rest, is_behind)
+
+    def refuse_other_uses(self) -> None:
+        """Refuses the pointers that the kernel uses outside of their hooks, in directives or by macros."""
+        for number, token in enumerate(self.body):
+            is_used = token.text in self.pointers and token.kind == "name" and token.start not in self.explained
+            if is_used and not is_qualified(self.body, number):
+                self.refuse(token.text, token, f"{token.text} is used outside of its hooks")
+            if token.kind == "directive":
+                for name in self.pointers:
+                    if re.search(rf"\b{name}\b", token.text):
+                        self.refuse(name, token, f"{name} is used in a directive")
+        for macro, replacement in _reached(self.body, self.macros).items():
+            words = {macro, *(token.text for token in replacement)}
+            joins = "##" in spelled(replacement)
+            for name in self.pointers:
+                if name in words or joins:
+                    self.refusals.setdefault(
+                        name, f"the macro {macro} {'joins words' if joins else f'is or uses {name}'}"
+                    )
 
 
 def _target(body: Sequence[Token], number: int) -> int | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,26 @@ def _joined_attrs(first: Node, second: Node, number: int) -> tuple[list[Node], L
     Raises:
         _Apart: it is not proved that one would.
     """
+    config = _common_config(first, second, number)
+    entry, text, names = _Joining(first, second, number, _ELEMENTS[first.dtype]).text()
+    operands = _Operands()
+    places_of_first = operands.add(first, first.attrs.result)
+    places = operands.add(second, number)
+    written = tuple(sorted(places[value] for value in second.attrs.written))
+    made = LaunchAttrs(
+        KernelText(TRITON, entry, text),
+        (*_parameters(first.attrs, places_of_first, {}), *_parameters(second.attrs, places, names)),
+        (((), config.options, config.grid),),
+        written,
+        written,
+        tuple(operands.strides),
+        written[0],
+    )
+    return operands.nodes, made, places
+
+
+def _common_config(first: Node, second: Node, number: int) -> Config:
+    """Returns the configuration of two launches that may be one by what is known of them besides their texts."""
     a, b = first.attrs, second.attrs
     if len(a.configs) != 1 or len(b.configs) != 1:
         raise _Apart("one of them has several configurations")
@@ -130,52 +150,50 @@ def _joined_attrs(first: Node, second: Node, number: int) -> tuple[list[Node], L
         raise _Apart("the second gets the tensor twice")
     if (sums := accumulators.sums_of_a_thread(a)) >= accumulators.MANY:
         raise _Apart(f"each thread of the first holds {sums} sums of a product, and few threads hide what follows")
-    entry, text, names = _Joining(first, second, number, _ELEMENTS[first.dtype]).text()
-    operands: list[Node] = []
+    return config
 
-    # One operand serves both for a tensor that is only read; what is written has no values to be known by.
-    read: dict[Node, int] = {}
 
-    def operand(node: Node, is_written: bool) -> int:
-        if is_written or node not in read:
-            operands.append(node)
-            if is_written:
-                return len(operands) - 1
-            read[node] = len(operands) - 1
-        return read[node]
+class _Operands:
+    """Collects the operands of two launches, and the strides that they are told. One operand serves both for a tensor
+    that is only read; what is written has no values to be known by."""
 
-    parameters = []
-    strides: dict[int, Any] = {}
-    places: dict[int, int] = {}
-    for of_first, node, dropped in ((True, first, a.result), (False, second, number)):
-        attrs, constants = node.attrs, dict(Config(*node.attrs.configs[0]).constants)
-        own: dict[int, int] = {}
-        for name, how, value in attrs.parameters:
-            if how == TENSOR and value == dropped:
-                continue
-            if how == TENSOR:
-                if value not in own:
-                    own[value] = operand(node.inputs[value], value in attrs.written)
-                told, place = attrs.strides[value], own[value]
-                if strides.setdefault(place, told) != told:
-                    raise _Apart("they are told different strides of one tensor")
-                if not of_first:
-                    places[value] = place
-                value = place
-            if how == CONFIG:
-                how, value = CONSTANT, constants[name]
-            parameters.append((name if of_first else names.get(name, name), how, value))
-    written = tuple(sorted(places[value] for value in b.written))
-    made = LaunchAttrs(
-        KernelText(TRITON, entry, text),
-        tuple(parameters),
-        (((), config.options, config.grid),),
-        written,
-        written,
-        tuple(strides[place] for place in range(len(operands))),
-        written[0],
-    )
-    return operands, made, places
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.strides: list[Any] = []
+        self._read: dict[Node, int] = {}
+
+    def add(self, launch: Node, dropped: int) -> dict[int, int]:
+        """Adds the operands of ``launch`` except ``dropped``; returns the place of each."""
+        attrs, places = launch.attrs, dict[int, int]()
+        for _, how, value in attrs.parameters:
+            if how == TENSOR and value != dropped and value not in places:
+                places[value] = self._place(launch.inputs[value], attrs.strides[value], value in attrs.written)
+        return places
+
+    def _place(self, node: Node, told: Any, is_written: bool) -> int:
+        if not is_written and node in self._read:
+            place = self._read[node]
+            if self.strides[place] != told:
+                raise _Apart("they are told different strides of one tensor")
+            return place
+        self.nodes.append(node)
+        self.strides.append(told)
+        if not is_written:
+            self._read[node] = len(self.nodes) - 1
+        return len(self.nodes) - 1
+
+
+def _parameters(
+    attrs: LaunchAttrs, places: Mapping[int, int], names: Mapping[str, str]
+) -> Iterator[tuple[str, str, Any]]:
+    """Yields the parameters of one of two launches as those of the launch of both, where operands are at ``places``."""
+    constants = dict(Config(*attrs.configs[0]).constants)
+    for name, how, value in attrs.parameters:
+        if how == TENSOR and value not in places:
+            continue
+        if how == CONFIG:
+            how, value = CONSTANT, constants[name]
+        yield names.get(name, name), how, places[value] if how == TENSOR else value
 
 
 class _Joining:

@@ -81,6 +81,13 @@ def build(
             elements("key", attention.key, attention.computed_key, attention.key_dtype, dialect),
             elements("value", attention.value, attention.computed_value, attention.value_dtype, dialect),
         ],
+        **_results(attention, layout, schedule),
+    }, {"fmad": True}
+
+
+def _results(attention: Attention, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
+    """Describes what is computed of the sums of a row, and what it reads and stores."""
+    return {
         "row_loads": [_single(o) for o in attention.row_loads],
         "row_lines": attention.row_lines,
         "loads": [_run(o, layout, schedule) for o in attention.loads],
@@ -89,7 +96,7 @@ def build(
         "stores": [_run(o, layout, schedule) for o in attention.stores],
         "row_maxima": attention.row_maxima,
         "row_sums": attention.row_sums,
-    }, {"fmad": True}
+    }
 
 
 def _shown(body: Body, layout: Layout, attention: Attention, known: Mapping[int, Ends]) -> dict[str, Any] | None:

@@ -172,8 +172,14 @@ def _joined(body: Body, temporaries: Sequence[Operand], count: int, stores: Sequ
         arguments = tuple(at[argument] for argument in instruction.args)
         at[position] = len(instructions)
         instructions.append(replace(instruction, args=arguments, attr=attr, row=False, stage=0))
-    ordered = [index for index, operand in enumerate(operands) if operand.kind != "store"]
-    ordered += [index for index, operand in enumerate(operands) if operand.kind == "store"]
-    at = {index: number for number, index in enumerate(ordered)}
-    moved = (replace(i, attr=at[i.attr]) if i.op in ("load", "iota", "store") else i for i in instructions)
-    return Body(grid_axes(shape), (Stage("map"),), tuple(operands[index] for index in ordered), tuple(moved))
+    return Body(grid_axes(shape), (Stage("map"),), *_loads_first(operands, instructions))
+
+
+def _loads_first(
+    operands: Sequence[Operand], instructions: Sequence[Instruction]
+) -> tuple[tuple[Operand, ...], tuple[Instruction, ...]]:
+    """Orders what is read before what is written, as the operands of a body are."""
+    ordered = sorted(range(len(operands)), key=lambda index: operands[index].kind == "store")
+    place = {index: number for number, index in enumerate(ordered)}
+    moved = (replace(i, attr=place[i.attr]) if i.op in ("load", "iota", "store") else i for i in instructions)
+    return tuple(operands[index] for index in ordered), tuple(moved)
