@@ -144,7 +144,6 @@ import triton.language as tl
 from triton.language.extra import cuda, libdevice
 
 
-
 @triton.jit
 def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0, WHOLE: tl.constexpr):
     step = block * 1024 + tl.arange(0, 1024)
@@ -180,7 +179,7 @@ def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n
 
 
 @triton.jit
-def jitgen_elementwise_f70622fa(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0):
+def jitgen_elementwise_da7811b3(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, p0_8, p0_9, n0_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
     # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()

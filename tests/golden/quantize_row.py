@@ -6,6 +6,8 @@ import triton.language as tl
 from triton.language.extra import cuda, libdevice
 
 E4M3FN_SATURATES = tl.constexpr(1)  # as the installed torch does
+
+
 @triton.jit
 def float8_encode(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, SUBNORMAL: tl.constexpr):
     """|x| rounded to a format of MANTISSA bits and BIAS, unbounded above; SUBNORMAL is 2^(24 - MANTISSA - BIAS)."""
@@ -69,7 +71,7 @@ def region0(block, p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
 
 
 @triton.jit
-def jitgen_elementwise_9a09e5ee(p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
+def jitgen_elementwise_a4e3841f(p0_0, p0_1, p0_2, n0_0, n0_1, s0_0_0, s0_1_0, s0_2_0):
     # The launch may overlap the kernel ahead in the stream, whose memory is ready from here on. That this kernel lets
     # the next one in only by ending is 20 % faster on an H200: of its many small blocks each would have to say so.
     cuda.gdc_wait()

@@ -6,7 +6,6 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 
-
 @triton.jit
 def region0_block(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1, WHOLE: tl.constexpr):
     step = block * 128 + tl.arange(0, 128)[:, None]
@@ -44,6 +43,6 @@ def region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n
 
 
 @triton.jit
-def jitgen_elementwise_7d5531a6(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1):
+def jitgen_elementwise_4c54ba90(p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1):
     block = tl.program_id(0)
     region0(block, p0_0, p0_1, p0_2, p0_3, p0_4, p0_5, p0_6, p0_7, n0_0, n0_1, n0_2, s0_0_0, s0_0_1, s0_1_0, s0_1_1, s0_2_0, s0_2_1, s0_3_0, s0_3_1, s0_4_0, s0_4_1, s0_5_0, s0_5_1, s0_6_0, s0_6_1, s0_7_0, s0_7_1)

@@ -1,10 +1,10 @@
 // jitgen 0.1.0: template elementwise/elementwise.cpp.j2
 // target x86-64-v3: runs of 1024 elements, groups of 64 elements
 // stages: map
-#define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
+#define JITGEN_LANES 64
 #include <jitgen/entry.hpp>
 #include <jitgen/group.hpp>
 #include <jitgen/walk.hpp>
@@ -81,4 +81,4 @@ void Params::run() const {
 
 }  // namespace
 
-JITGEN_ENTRY(jitgen_elementwise_d91083c2)
+JITGEN_ENTRY(jitgen_elementwise_04dd77c6)

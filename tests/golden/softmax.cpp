@@ -2,10 +2,10 @@
 // target x86-64-v4: one row at a time, groups of 64 elements, costly values stay in scratch memory
 // stages: reduce over j0; map; reduce over j0; map
 // (N0, N1), rows of the last dimension: load bfloat16 contiguous, store bfloat16 contiguous
-#define JITGEN_LANES 64
 #include <jitgen/storage.hpp>
 #include <jitgen/math.hpp>
 #include <jitgen/parallel.hpp>
+#define JITGEN_LANES 64
 #include <jitgen/entry.hpp>
 #include <jitgen/reduce.hpp>
 #include <jitgen/walk.hpp>
@@ -185,4 +185,4 @@ void Params::run() const {
 }
 }  // namespace
 
-JITGEN_ENTRY(jitgen_reduction_121da4d0)
+JITGEN_ENTRY(jitgen_reduction_c2788a2e)
