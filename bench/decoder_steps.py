@@ -41,6 +41,7 @@ import jitgen
 from bench import llama_block
 from bench.measurement import made, relative_error
 from bench.records import end
+from jitgen.models import graphs
 
 LAYERS = 32
 """Layers of the model that times are extrapolated to."""
@@ -252,10 +253,7 @@ def error_of(decoder: Decoder, case: Case, inputs: Inputs, block: Any) -> float:
 
 
 def graph_of(step: Callable[[], Any]) -> Callable[[], None]:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    return graphs.capture(step)[0]
 
 
 def milliseconds(replays: dict[Any, Callable[[], None]], steps: int) -> dict[Any, float]:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 import jitgen
 from bench.measurement import made, relative_error
 from bench.records import write
-from bench.timing import captured, wall_seconds
+from bench.timing import wall_seconds
 from jitgen.dynamo import registration  # noqa: F401 (registers the backend where jitgen is not installed)
+from jitgen.runtime.capturing import captured
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from jitgen.runtime.capturing import captured
+
 Call = Callable[[], object]
 Subjects = Mapping[str, Sequence[Call]]
 
@@ -57,23 +59,6 @@ def _clock_timer(calls: Sequence[Call]) -> Callable[[], float]:
 def in_turn(calls: Sequence[Call]) -> list[Call]:
     """The calls of one graph: all of ``calls`` equally often, and ``CALLS_PER_GRAPH`` or more of them."""
     return [*calls] * -(-CALLS_PER_GRAPH // len(calls))
-
-
-def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """Returns a CUDA graph of ``calls``, each of which runs once before."""
-    # Whatever compiles, loads or tunes does so in these calls. Capture requires that they run on a side stream.
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for call in dict.fromkeys(calls):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
 
 
 def _graph_timer(calls: Sequence[Call]) -> Callable[[], float]:

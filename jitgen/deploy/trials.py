@@ -22,7 +22,7 @@ from jitgen.deploy import trial_inputs
 from jitgen.deploy.manifest import Entry
 from jitgen.ir.views import Strided
 from jitgen.lowering import Route
-from jitgen.runtime.capturing import capturing
+from jitgen.runtime.capturing import captured
 from jitgen.spec import DTYPES
 from jitgen.trace.traced import Traced
 
@@ -192,16 +192,7 @@ def _seconds(values: Sequence[float]) -> Seconds:
 def _graph_timer(calls: Sequence[Call], restore: Callable[[], None]) -> Timer:
     """Returns a function that replays ``calls`` in a CUDA graph after ``restore``, and returns the seconds of one."""
     restore()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with capturing(graph):
-        for call in calls:
-            call()
+    graph = captured(calls)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def timer() -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,3 +25,20 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """Returns a CUDA graph of ``calls``, each of which runs once before, on a side stream, as a capture requires:
+    whatever it compiles, loads or tunes, it does then."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in dict.fromkeys(calls):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with capturing(graph):
+        for call in calls:
+            call()
+    return graph
