@@ -70,6 +70,11 @@ class Device:
         return chips.named(chip.modelled_as) if chip.modelled_as else chip
 
     @property
+    def measured_as(self) -> str:
+        """Returns what measured choices name as the chip: ``model`` on a GPU, the level of a CPU."""
+        return self.model.name if self.is_gpu else self.level.name
+
+    @property
     def level(self) -> CpuLevel:
         """Returns the level of a CPU target."""
         return chips.CPU_LEVELS[self.target.arch]

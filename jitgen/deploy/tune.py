@@ -192,7 +192,7 @@ def _problem(entry: Entry, lowered: Lowered, number: int) -> Problem | None:
     most = WORTH_TRYING * costs[chosen[0]]
     near = [c for number, c in enumerate(chosen) if number < LEAST_CANDIDATES or costs[c] <= most]
     tried = near[:MOST_CANDIDATES]
-    rows = {c: tuned.row_of(device.model.name, device.dialect, facts, c) for c in chosen}
+    rows = {c: tuned.row_of(device.measured_as, device.dialect, facts, c) for c in chosen}
     pruned = tuple((rows[c], costs[c]) for c in chosen if c not in set(tried))
     measured, estimates = tuple(rows[c] for c in tried), tuple(costs[c] for c in tried)
     return Problem(entry, lowered.route, family.name, facts, measured, estimates, len(candidates), pruned)

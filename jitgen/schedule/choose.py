@@ -41,7 +41,7 @@ def choose(
     problem = facts() if tuned.has_rows(family, device.target.arch) else None
     row = None
     if problem is not None:
-        row = tuned.find(family, device.target.arch, device.model.name, device.dialect, problem)
+        row = tuned.find(family, device.target.arch, device.measured_as, device.dialect, problem)
     if row is not None:
         chosen = [candidate for candidate in dict.fromkeys(candidates) if row.selects(candidate)]
         if len(chosen) == 1:

@@ -67,6 +67,7 @@ def test_candidates_are_measured_and_each_runs_its_own_schedule(
     problem: tune.Problem, tmp_path: Path, quick: None
 ) -> None:
     assert sorted(mainloops_of(problem)) == ["CppDecoded", "CppTiles"]
+    assert {row.chip for row in problem.rows} == {host_target().arch}
     (result,) = tune.tune([problem], tmp_path, CPU, 300, jobs=1)
     assert not result.failures
     assert all(seconds is not None and seconds > 0 for seconds in result.seconds)
