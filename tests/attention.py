@@ -28,6 +28,8 @@ MASKS: dict[str, Callable[[Any, Any], Any]] = {
     "product": lambda i, j: i * j > 300,
     "extrema": lambda i, j: torch.minimum(i, j) + 3 < torch.maximum(-i, j - 20),
     "outside": lambda i, j: ~((j <= i) & (j >= i - 30)),
+    "bits": lambda i, j: ((i >> 4 ^ j >> 4) & 6) > (j & 3),
+    "chosen": lambda i, j: torch.where(j > i, j - i, (i << 1) % 50) > 31,
 }
 
 

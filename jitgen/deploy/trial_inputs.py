@@ -1,7 +1,7 @@
 """Makes the tensors on which schedules are timed: ordinary numbers, and integers that leave a kernel all of its work.
 
 An integer input may decide how much a program does, or where it reads. What it decides is found in the graph, by the
-range that every integer has when the input lies between two numbers (``_ranges``):
+range that every integer has when the input lies between two numbers (``_ranges``, by ``ir/intervals.py``):
 
     indices     of rows, slots or pages, and ids of groups: drawn at random below the least size that they choose from,
                 and different ones where there are enough
@@ -22,10 +22,11 @@ from typing import Any
 import torch
 
 from jitgen.errors import UnsupportedError
-from jitgen.ir import symbols
+from jitgen.ir import intervals, symbols
 from jitgen.ir.equations import LENGTHS_OF_GROUPS
 from jitgen.ir.gathers import gathered_dims
 from jitgen.ir.graph import Graph, Node, topological
+from jitgen.ir.intervals import Range
 from jitgen.ir.nodes import (
     CAST,
     CAT,
@@ -66,8 +67,6 @@ HIDDEN = 0.125
 
 Filler = Callable[[torch.Tensor, torch.Generator], object]
 """Fills a tensor, with random numbers of a generator."""
-Range = tuple[int, int]
-"""The least and the greatest value."""
 
 
 def filled(view: Strided, dtype: str, device: torch.device, generator: torch.Generator) -> torch.Tensor:
@@ -284,15 +283,10 @@ class _Integers:
             return 0, 1
         if node.kind in (VIEW, CAST, CUSTOM_GRADIENT, GATHER, SORT):
             return operands[0]
-        if node.op == "where":
-            operands = operands[0] or (0, 1), *operands[1:]
-        known = [ends for ends in operands if ends is not None]
-        if len(known) < len(operands) or not known:
-            return None
         if node.kind is CAT:
-            return min(low for low, _ in known), max(high for _, high in known)
-        rule = _RULES.get(node.op)
-        return None if rule is None else rule(*known)
+            known = [ends for ends in operands if ends is not None]
+            return intervals.hull(known) if len(known) == len(operands) else None
+        return intervals.of_result(node.op, node.dtype, operands)
 
 
 def _bounding(node: Node) -> tuple[Node, ...]:
@@ -327,87 +321,6 @@ def _constant_of(node: Node) -> float | None:
     while node.kind in (VIEW, CAST):
         node = node.inputs[0]
     return node.attrs.value if node.kind is CONST else None
-
-
-def _corners(operation: Callable[[int, int], int]) -> Callable[[Range, Range], Range]:
-    """Returns the range of an operation that is monotonic in each operand."""
-
-    def rule(left: Range, right: Range) -> Range:
-        corners = [operation(a, b) for a in left for b in right]
-        return min(corners), max(corners)
-
-    return rule
-
-
-def _quotient(left: Range, right: Range) -> Range | None:
-    return _corners(lambda a, b: a // b)(left, right) if right[0] > 0 else None
-
-
-def _truncated_quotient(left: Range, right: Range) -> Range | None:
-    return _quotient(left, right) if left[0] >= 0 else None
-
-
-def _remainder(left: Range, right: Range) -> Range | None:
-    if right[0] <= 0:
-        return None
-    return left if left[0] >= 0 and left[1] < right[0] else (0, right[1] - 1)
-
-
-def _shifted(left: Range, right: Range) -> Range | None:
-    return _corners(lambda a, b: a >> b)(left, right) if right[0] >= 0 and right[1] < 63 else None
-
-
-def _selected(condition: Range, left: Range, right: Range) -> Range:
-    if condition[0] == condition[1]:
-        return left if condition[0] else right
-    return min(left[0], right[0]), max(left[1], right[1])
-
-
-def _less(left: Range, right: Range) -> Range:
-    return int(left[1] < right[0]), int(left[0] < right[1])
-
-
-def _equal(left: Range, right: Range) -> Range:
-    may_be = left[0] <= right[1] and right[0] <= left[1]
-    return int(may_be and left[0] == left[1] == right[0] == right[1]), int(may_be)
-
-
-def _of_truths(operation: Callable[[int, int], int], left: Range, right: Range) -> Range | None:
-    return _corners(operation)(left, right) if min(left[0], right[0]) >= 0 and max(left[1], right[1]) <= 1 else None
-
-
-def _conjunction(left: Range, right: Range) -> Range | None:
-    return _of_truths(min, left, right) or ((0, min(left[1], right[1])) if min(left[0], right[0]) >= 0 else None)
-
-
-def _not(condition: Range) -> Range:
-    return 1 - condition[1], 1 - condition[0]
-
-
-_RULES: Mapping[str, Callable[..., Range | None]] = {
-    "add": _corners(lambda a, b: a + b),
-    "sub": _corners(lambda a, b: a - b),
-    "mul": _corners(lambda a, b: a * b),
-    "minimum": _corners(min),
-    "maximum": _corners(max),
-    "neg": lambda a: (-a[1], -a[0]),
-    "abs": lambda a: (max(0, a[0], -a[1]), max(-a[0], a[1])),
-    "floor_divide": _quotient,
-    "trunc_divide": _truncated_quotient,
-    "remainder": _remainder,
-    "right_shift": _shifted,
-    "where": _selected,
-    "eq": _equal,
-    "ne": lambda a, b: _not(_equal(a, b)),
-    "lt": _less,
-    "gt": lambda a, b: _less(b, a),
-    "le": lambda a, b: _not(_less(b, a)),
-    "ge": lambda a, b: _not(_less(a, b)),
-    "bitwise_and": _conjunction,
-    "bitwise_or": lambda a, b: _of_truths(max, a, b),
-    "bitwise_not": lambda a: _not(a) if a[0] >= 0 and a[1] <= 1 else None,
-}
-"""The range of an operation's result, by the ranges of its operands; None where it is not known."""
 
 
 def _zeros(tensor: torch.Tensor, generator: torch.Generator) -> None:

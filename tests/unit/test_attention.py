@@ -99,7 +99,7 @@ def test_grammar(rules: list[str], masks: list[str], dtype: torch.dtype, sizes: 
     check(formula(rules, masks), *operands((2, 2), *sizes, 16, 20, dtype))
 
 
-@pytest.mark.quick(where=lambda mask: mask in ("extrema", "blocks"))
+@pytest.mark.quick(where=lambda mask: mask in ("extrema", "blocks", "bits", "chosen"))
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_at_the_edges_of_tiles(mask: str) -> None:
     compiled = jitgen.jit(formula(["scale"], [mask]))

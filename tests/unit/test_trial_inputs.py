@@ -79,6 +79,10 @@ def nibbles(table: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     return table[(codes & 15).long()] - table[(codes >> 4).long()]
 
 
+def pairs(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return x[ids << 1] * x[(ids << 1) | 1] + x[(ids << 1) ^ 1]
+
+
 def clamped(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return x[at.clamp(0, x.shape[0] - 1)]
 
@@ -151,6 +155,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[Calla
     "a one-hot encoding": (one_hot, (torch.randn(6, 9), torch.arange(6)), (distinct(9),)),
     "codes of a table": (looked_up, (torch.randn(16), many(9, torch.uint8)), (distinct(16),)),
     "codes of 4 bits": (nibbles, (torch.randn(16), many(9, torch.uint8)), (lambda t: len(t.unique()) == 9,)),
+    "pairs of rows": (pairs, (torch.randn(40, D), many(9)), (distinct(20),)),
     "indices that are clamped": (clamped, (torch.randn(40, D), many(9)), (distinct(40),)),
     "ids of words, of which others are computed": (greedy, (torch.randn(40, D), many(9)), (distinct(40),)),
     "keys that are sorted": (reordered, (torch.randn(40), torch.arange(40)), (lambda t: len(t.unique()) > 9,)),

@@ -75,7 +75,7 @@ class Backward(Frame):
 def functions_of(body: Body, layout: Layout) -> list[tuple[Instruction, ...]]:
     """Returns the instructions of the function of each result."""
     functions = [body.contractions[number].x for number in results_of(body)]
-    return functions if layout.wide else [narrowed(function, body.operands) for function in functions]
+    return functions if layout.wide else [narrowed(function) for function in functions]
 
 
 def merged(functions: Sequence[Sequence[Instruction]]) -> tuple[tuple[Instruction, ...], tuple[int, ...]]:

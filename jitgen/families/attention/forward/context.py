@@ -93,7 +93,7 @@ class Attention(Frame):
 def narrowed_rule(body: Body, layout: Layout) -> tuple[Instruction, ...]:
     """Returns the instructions of the rule of scores."""
     rule = body.contractions[1].x
-    return rule if layout.wide else narrowed(rule, body.operands)
+    return rule if layout.wide else narrowed(rule)
 
 
 def context(kernel: Kernel, layout: Layout, declared: KernelParameters, schedule: Any, dialect: Dialect) -> Attention:
