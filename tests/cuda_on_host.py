@@ -41,6 +41,7 @@ _BEFORE = r"""
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __shared__ static
 #define __grid_constant__
 #define __CUDA_ARCH__ 800

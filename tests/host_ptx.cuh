@@ -59,10 +59,31 @@ inline int cluster_rank() { return blockIdx.x % JITGEN_CLUSTER; }
 inline int cluster_blocks() { return JITGEN_CLUSTER; }
 inline void cluster_arrive_release() {}
 inline void cluster_arrive_relaxed() {}
-inline void cluster_wait_acquire(const char*) {}
+// What the blocks of a cluster have stored in the memory of this one, and where. Blocks run one after another, and the
+// grid runs twice: the second time all have stored what they do.
+struct Received {
+  uint8_t bytes[sizeof(shared_memory)];
+  bool stored[sizeof(shared_memory)];
+};
+static Received* received[64];
+inline Received& received_by(int rank) {
+  Received*& block = received[int(blockIdx.x) - cluster_rank() + rank];
+  if (!block) block = static_cast<Received*>(calloc(1, sizeof(Received)));
+  return *block;
+}
+inline void cluster_wait_acquire(const char*) {
+  __syncthreads();
+  Received& mine = received_by(cluster_rank());
+  for (size_t i = running; i < sizeof(shared_memory); i += count) {
+    if (mine.stored[i]) shared_memory[i] = mine.bytes[i];
+  }
+  __syncthreads();
+}
 template <class T>
-void store_to_block(uint32_t, uint32_t, T) {
-  abort();
+void store_to_block(uint32_t address, uint32_t rank, T value) {
+  Received& block = received_by(int(rank));
+  memcpy(block.bytes + address, &value, sizeof(T));
+  memset(block.stored + address, true, sizeof(T));
 }
 
 static uint32_t operands[most_threads][6];

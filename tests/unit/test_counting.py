@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,24 +52,30 @@ def test_one_kernel_counts(counts: Callable[..., Any]) -> None:
         assert len(run.lower(x).kernels) == 2
 
 
-def test_blocks_rank_several_of_many_numbers() -> None:
-    numbers, rows = 130, 33
+PTX = {"jitgen/ptx.cuh": (Path(__file__).parents[1] / "host_ptx.cuh").read_text()}
+
+
+@pytest.mark.parametrize(("numbers", "rows"), [(130, 33), (33, 700), (600, 150)])
+def test_many_numbers(numbers: int, rows: int) -> None:
+    """Of 5,600 numbers a cluster of 8 blocks has a piece each; for 600 a block has fewer threads than numbers."""
 
     def counts(ids: torch.Tensor, ordered: torch.Tensor) -> torch.Tensor:
         return torch.histc(ordered.float(), bins=numbers, min=0, max=numbers - 1)
 
     x = torch.randn(rows, numbers)
     x[: rows // 2, numbers - 1] = 5.0
-    for found, wanted in zip(run_cuda(lambda x: routed(x, counts, 8), x), routed(x, counts, 8), strict=True):
+    for found, wanted in zip(
+        run_cuda(lambda x: routed(x, counts, 8), x, headers=PTX, clusters=True), routed(x, counts, 8), strict=True
+    ):
         assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 11, 400, 3001])
 def test_in_cuda(rows: int) -> None:
-    """Of 9,003 numbers a warp reads its own twice, to count them and to rank them."""
+    """Of 9,003 numbers a cluster of 8 blocks has a piece each."""
     x = torch.randn(rows, NUMBERS)
     x[:, 2] = 5.0  # of one number there are many
-    for found, wanted in zip(run_cuda(routed, x), routed(x), strict=True):
+    for found, wanted in zip(run_cuda(routed, x, headers=PTX, clusters=True), routed(x), strict=True):
         assert torch.equal(found, wanted)
 
 

@@ -179,7 +179,7 @@ def _selected(
     )
 
 
-_IS_OPEN = {"cuda": "open_{0} >> (column / size_{0} & 31) & 1", "cpp": "open_{0}[i]"}
+_IS_OPEN = {"cuda": "jitgen::is_open<{1}>(open_{0}, int(column), inverse_{0})", "cpp": "open_{0}[i]"}
 """Whether the element is of a group that is kept: a word has a bit for each group. A lane's columns behind the last one
 are of none, and may have no bit."""
 
@@ -193,7 +193,7 @@ def _limits(body: Body, text: Printed, dialect: Dialect) -> tuple[Limit, ...]:
             lines = lines_under(body, text, [position])
             limits.append(Limit(name, text.names[instruction.args[0]], lines, groups, kept, terms))
             type_name = dialect.types[instruction.dtype]
-            expression = f"{type_name}({_IS_OPEN[dialect.name].format(name)})"
+            expression = f"{type_name}({_IS_OPEN[dialect.name].format(name, groups)})"
             assigned = dialect.assign(type_name, name, expression)
             text.lines[position] = Line(assigned, "", name, type_name, instruction.dtype, expression, position)
     return tuple(limits)

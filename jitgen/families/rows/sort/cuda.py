@@ -7,7 +7,7 @@ from typing import Any
 from jitgen.codegen.dialect import Dialect
 from jitgen.codegen.printing import Built, fields
 from jitgen.families.rows.sort.context import Rows
-from jitgen.families.rows.sort.schedule import Schedule
+from jitgen.families.rows.sort.schedule import CountSchedule, Schedule
 from jitgen.ir.program import Kernel
 from jitgen.kernel.printed_rows import RowOperand
 from jitgen.kernel.rows import RowLayout
@@ -16,10 +16,12 @@ from jitgen.kernel.rows import RowLayout
 def build(kernel: Kernel, layout: RowLayout, schedule: Schedule, rows: Rows, dialect: Dialect) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
     bits = 64 if schedule.wide else 32
+    cluster = schedule.cluster if isinstance(schedule, CountSchedule) else 1
     context: dict[str, Any] = {
         "index": f"int{bits}_t",
         "unsigned": f"uint{bits}_t",
         "chunk": rows.order.chunk,
+        "cluster_attribute": f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else "",
         "descending": "true" if rows.order.descending else "false",
         "index_lines": rows.cuda_indices,
         "row_loads": [_load(operand) for operand in rows.row_loads],

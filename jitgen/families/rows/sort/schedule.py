@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jitgen.device import Device
@@ -25,13 +25,14 @@ SELECTION_WARPS = 4
 """Warps of a block that selects ranks, each of a row of its own."""
 MERGE_THREADS = 256
 """Threads of a block that merges chunks; each finds the ranks of its own elements, and nothing is shared."""
-COUNTING_BLOCKS = 128
-"""Blocks that count a row, each for some of the numbers, where no block would have more than ``MOST_RANGE`` of them. Of
-128 experts and 8,000 numbers routing took 6.6 us with 128 blocks, 7.0 with 64, 8.5 with 32 and 12 with 16 (H200)."""
-MOST_RANGE = 8
-"""Numbers that a block ranks at most, with their counts in registers."""
-MOST_COUNTING_WARPS = 32
-"""Warps of such a block; each counts a piece of the row."""
+COUNTING_WARPS = 32
+"""Warps of a block that counts; each counts a piece of the row."""
+COUNTING_CLUSTER = 8
+"""Blocks of a cluster that counts, each on a multiprocessor of its own, where every warp has something to count."""
+COUNTING_BATCH = 8
+"""Columns that a lane reads at once at most."""
+COUNTING_BYTES = 96 << 10
+"""Shared memory of a block that counts, in bytes: any chip of compute capability 8.0 or later has 99 KiB."""
 TRITON_COMPARED = 8192
 """Columns times counters that a Triton program compares, in the registers of its threads."""
 TRITON_COUNTING_THREADS = 256
@@ -97,9 +98,28 @@ class MergeSchedule(Schedule):
 
 @dataclass(frozen=True)
 class CountSchedule(Schedule):
-    """Says how numbers below a bound are counted: each block ranks ``tile`` of them."""
+    """Says how numbers below a bound are counted: by the warps of a ``cluster`` of blocks, each of which has ``tile``
+    counters.
 
-    sentence = ("{threads} threads a block, which ranks {tile} of the numbers", "wide")
+    Attributes:
+        cluster: blocks.
+        batch: columns that a lane reads at once, and keeps where it has no more.
+    """
+
+    sentence = (
+        "{threads} threads a block, {cluster} blocks a cluster, {tile} counters a warp",
+        "{batch} columns a lane at once",
+        "wide",
+    )
+    cluster: int = 1
+    batch: int = 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Returns the bytes of ``jitgen::Counts`` (count.cuh)."""
+        warps = self.threads // WARP
+        size = 4 * self.tile * (warps + self.cluster) + (8 if self.wide else 4) * (self.tile + warps)
+        return -(-size // 8) * 8 if self.wide else size
 
 
 @dataclass(frozen=True)
@@ -133,9 +153,7 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
             tile = max(WARP, power_of_two(geometry.bound))
             columns = max(1, min(TRITON_COMPARED // tile, power_of_two(geometry.length)))
             return (TritonCountSchedule(TRITON_COUNTING_THREADS, 1, tile, 0, layout.wide, columns, TRITON_COUNTED),)
-        warps = min(MOST_COUNTING_WARPS, power_of_two(max(1, -(-geometry.length // WARP))))
-        numbers = min(MOST_RANGE, power_of_two(-(-geometry.bound // COUNTING_BLOCKS)))
-        return (CountSchedule(WARP * warps, 1, numbers, 0, layout.wide),)
+        return (_counting(geometry, layout.wide, device),)
     if not device.is_gpu:
         return (CpuSchedule(1, 1, 1, 0, layout.wide),)
     if is_merge(body):
@@ -152,18 +170,33 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
     return (Schedule(threads, rows, tile, 0, layout.wide),)
 
 
+def _counting(geometry: Geometry, wide: bool, device: Device) -> CountSchedule:
+    """Schedules a row that is counted: a warp has at least 32 columns, and as many blocks as there are such warps for are
+    a cluster. A block has a thread for each number, where it can."""
+    warps, tile, cluster = -(-geometry.length // WARP), max(WARP, power_of_two(geometry.bound)), 1
+    while device.has_clusters and cluster < COUNTING_CLUSTER and cluster * COUNTING_WARPS < warps:
+        cluster *= 2
+    of_block = min(COUNTING_WARPS, power_of_two(max(1, -(-warps // cluster), tile // WARP)))
+    schedule = CountSchedule(WARP * of_block, 1, tile, 0, wide, cluster)
+    while schedule.shared_bytes > COUNTING_BYTES:
+        schedule = replace(schedule, threads=schedule.threads // 2)
+    columns = -(-geometry.length // (schedule.threads * cluster))
+    return replace(schedule, batch=min(COUNTING_BATCH, power_of_two(columns)))
+
+
 def launch(
     kernel: Kernel, layouts: Sequence[RowLayout], geometries: Sequence[Geometry], schedule: Schedule, device: Device
 ) -> LaunchShape:
-    """Launches blocks for as many rows as each sorts at once, for each chunk, or for each tile of what is merged; on a
-    CPU, for each row."""
+    """Launches blocks for as many rows as each sorts at once, for each chunk, or for each tile of what is merged; a
+    cluster for a row that is counted; on a CPU, for each row."""
     (geometry,), (body,) = geometries, kernel.bodies
     if is_counted(body):
         blocks = 1
         if isinstance(schedule, TritonCountSchedule):
             blocks = max(1, -(-geometry.length // schedule.columns))
         elif isinstance(schedule, CountSchedule):
-            blocks = -(-geometry.bound // schedule.tile)
+            shared = schedule.shared_bytes
+            return blocks_of(schedule.cluster, schedule.threads, device, cluster=schedule.cluster, shared_bytes=shared)
     elif is_merge(body):
         blocks = geometry.rows * -(-geometry.chunks * geometry.ranks // schedule.tile)
     else:
@@ -181,7 +214,7 @@ def explain(kernel: Kernel, layouts: Sequence[RowLayout], schedule: Schedule, de
     if is_counted(body):
         lines = [f"numbers below {order.bound} counted along a row: {kinds}"]
         if isinstance(schedule, CountSchedule):
-            lines.append(f"each block counts the row, and ranks {schedule.tile} of the numbers")
+            lines.append(f"each warp of {schedule.cluster} blocks counts a piece of the row, and ranks it")
         else:
             ranked = "each block counts the row, and gives ranks to a piece of it"
             lines.append(ranked if device.is_gpu else "a thread counts a row")

@@ -1,79 +1,159 @@
 // A row of whole numbers below a bound, put in order by counting: how many there are of each number gives where those
-// of the next one begin. Each block ranks a few of the numbers, wherever they are in the row, and reads all of the row
-// for that: counts of few numbers are in registers, and nothing is added in memory. Equal numbers keep the order of
-// their columns, so that the order is that of a stable sort, whichever block or warp comes first.
+// of the next one begin. Each warp has a piece of the row and counts it by itself; a number of the piece then comes
+// behind all lesser ones, and behind equal ones of the warps before and of the columns before. Equal numbers keep the
+// order of their columns, so that the order is that of a stable sort, whichever block or warp comes first.
 #pragma once
 
+#include "jitgen/lanes.cuh"
+#include "jitgen/ptx.cuh"
 #include "jitgen/storage.cuh"
 
 namespace jitgen {
 
-// Ranks the elements that are one of the `range` numbers from `first` on. `sums` has room for what a warp counts.
-// number(column) is an element; place(column, number, rank) is called for each that is ranked, and end(number, count)
-// with how many elements are at most `number`. Elements beyond the bound have no rank. A warp has a piece of the row,
-// of which it reads `batch` columns a lane at once, so that their loads wait together.
-template <int threads, int range, class Index, class Number, class Place, class End>
-JITGEN_DEVICE void count_numbers(
-    int32_t (&sums)[threads / 32][range + 1], Index length, int bound, int first, const Number& number,
-    const Place& place, const End& end) {
-  constexpr int warps = threads / 32, batch = 8;
-  constexpr unsigned all = 0xffffffffu;
+// The shared memory of a block that counts numbers below `tile`, a power of two from 32 on.
+template <int threads_, int tile_, int cluster_, class Index_>
+struct Counts {
+  static constexpr int threads = threads_, tile = tile_, cluster = cluster_, warps = threads / 32;
+  using Index = Index_;
+  Index starts[tile];  // ranks of the first of each number in this block
+  Index sums[warps];
+  int32_t of_warps[warps][tile];  // how many a warp has of each number, then how many the warps before it have
+  int32_t of_blocks[cluster][tile];
+
+  // May run before the row is there.
+  JITGEN_DEVICE void clear() {
+    if constexpr (cluster > 1) {
+      waits_begin<true>();
+      cluster_arrive_relaxed();
+    }
+    for (int i = threadIdx.x; i < warps * tile; i += threads) of_warps[i / tile][i % tile] = 0;
+    __syncthreads();
+  }
+
+  // Adds up what the warps have of each number, and tells the blocks of the cluster.
+  JITGEN_DEVICE void add_warps(int block) {
+    __syncthreads();
+    if constexpr (cluster > 1) cluster_wait_acquire("the start of the cluster's blocks");
+    for (int number = threadIdx.x; number < tile; number += threads) {
+      int32_t before = 0;
+#pragma unroll
+      for (int warp = 0; warp < warps; ++warp) {
+        const int32_t count = of_warps[warp][number];
+        of_warps[warp][number] = before;
+        before += count;
+      }
+      if constexpr (cluster == 1) {
+        of_blocks[0][number] = before;
+      } else {
+#pragma unroll
+        for (int other = 0; other < cluster; ++other) {
+          store_to_block(shared_address(&of_blocks[block][number]), other, before);
+        }
+      }
+    }
+    if constexpr (cluster == 1) {
+      __syncthreads();
+    } else {
+      cluster_arrive_release();
+      cluster_wait_acquire("counts of the cluster's blocks");
+    }
+  }
+
+  // Finds where each number starts; end(number, count) is called with how many elements are at most `number`.
+  template <class End>
+  JITGEN_DEVICE void add_numbers(int block, int bound, const End& end) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Index lesser = 0;  // elements of the numbers before
+#pragma unroll 1
+    for (int first = 0; first < tile; first += threads) {
+      const int number = first + threadIdx.x;
+      Index before = 0, count = 0;
+      if (number < tile) {
+#pragma unroll
+        for (int other = 0; other < cluster; ++other) {
+          const int32_t theirs = of_blocks[other][number];
+          before += other < block ? theirs : 0;
+          count += theirs;
+        }
+      }
+      Index upto = count;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const Index others = by_words(upto, [=](uint32_t word) { return __shfl_up_sync(~0u, word, distance, 32); });
+        upto += lane >= distance ? others : 0;
+      }
+      if (lane == 31) sums[warp] = upto;
+      __syncthreads();
+#pragma unroll
+      for (int other = 0; other < warps && other * 32 < tile; ++other) {
+        upto += other < warp ? sums[other] : 0;
+      }
+      if (number < tile) starts[number] = lesser + upto - count + before;
+      if (block == 0 && number < bound) end(Index(number), int32_t(lesser + upto));
+      if constexpr (tile > threads) {
+#pragma unroll
+        for (int other = 0; other < warps; ++other) lesser += sums[other];
+        __syncthreads();
+      }
+    }
+    __syncthreads();
+  }
+};
+
+// Ranks the elements of a row, of which each warp of the cluster has a piece. number(column) is an element;
+// place(column, number, rank) is called for each that is below `bound`; others have no rank. A warp reads `batch` columns
+// a lane at once, so that their loads wait together.
+template <int batch, class Counts, class Number, class Place, class End>
+JITGEN_DEVICE void count_numbers(Counts& counts, typename Counts::Index length, int bound, const Number& number,
+                                 const Place& place, const End& end) {
+  using Index = typename Counts::Index;
+  constexpr int warps = Counts::warps * Counts::cluster;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Index piece = length / threads * 32 + (length % threads ? 32 : 0);
-  const int64_t left = int64_t(length) - int64_t(warp) * piece;
-  const Index columns = Index(left < 0 ? 0 : left < piece ? left : piece), begin = columns ? warp * piece : 0;
-  int numbers[batch];  // less `first`; `bound`, beyond those that are ranked, where there is none
+  int block = 0;
+  if constexpr (Counts::cluster > 1) block = cluster_rank();
+  const Index piece = length / (warps * 32) * 32 + (length % (warps * 32) ? 32 : 0);
+  const int64_t start = int64_t(block * Counts::warps + warp) * piece, left = int64_t(length) - start;
+  const Index columns = Index(left < 0 ? 0 : left < piece ? left : piece), begin = columns ? Index(start) : 0;
+  int32_t* const own = counts.of_warps[warp];
+  int numbers[batch];  // -1 where there is none
   const auto read = [&](Index at) {
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const Index column = at + i * 32 + lane;
       const int64_t value = column < columns ? int64_t(number(begin + column)) : -1;
-      numbers[i] = uint64_t(value) < uint64_t(bound) ? int(value) - first : bound;
+      numbers[i] = uint64_t(value) < uint64_t(bound) ? int(value) : -1;
     }
   };
-  int32_t less = 0, equal[range] = {};  // elements of a lane
+#pragma unroll 1
   for (Index at = 0; at < columns; at += batch * 32) {
     read(at);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      if (at + i * 32 >= columns) break;
-      less += numbers[i] < 0;
-#pragma unroll
-      for (int r = 0; r < range; ++r) equal[r] += numbers[i] == r;
+      if (numbers[i] >= 0) atomicAdd(&own[numbers[i]], 1);
     }
   }
-#pragma unroll
-  for (int r = 0; r <= range; ++r) {
-    const uint32_t sum = __reduce_add_sync(all, uint32_t(r < range ? equal[r] : less));
-    if (lane == 0) sums[warp][r] = int32_t(sum);
-  }
-  __syncthreads();
-  // The next element of each number has the rank `next`: behind lesser numbers, and equal ones of the warps before.
-  const bool counted = lane < warps;
-  Index upto = Index(__reduce_add_sync(all, uint32_t(counted ? sums[lane][range] : 0)));
-  Index next[range];
-#pragma unroll
-  for (int r = 0; r < range; ++r) {
-    const uint32_t sum = counted ? sums[lane][r] : 0;
-    next[r] = upto + Index(__reduce_add_sync(all, lane < warp ? sum : 0u));
-    upto += Index(__reduce_add_sync(all, sum));
-    if (threadIdx.x == r && first + r < bound) end(Index(first + r), int32_t(upto));
-  }
+  counts.add_warps(block);
+  counts.add_numbers(block, bound, end);
+#pragma unroll 1
   for (Index at = 0; at < columns; at += batch * 32) {
     if (piece > batch * 32) read(at);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       if (at + i * 32 >= columns) break;
-      const bool ranked = numbers[i] >= 0 && numbers[i] < range;
-      if (!__any_sync(all, ranked)) continue;
-      Index rank = 0;
+      const int mine = numbers[i];
+      unsigned same = __ballot_sync(~0u, mine >= 0);
 #pragma unroll
-      for (int r = 0; r < range; ++r) {
-        const unsigned same = __ballot_sync(all, numbers[i] == r);
-        if (numbers[i] == r) rank = next[r] + __popc(same & ((1u << lane) - 1));
-        next[r] += __popc(same);
+      for (int bit = 1; bit < Counts::tile; bit *= 2) {
+        const unsigned ones = __ballot_sync(~0u, (mine & bit) != 0);
+        same &= mine & bit ? ones : ~ones;
       }
-      if (ranked) place(begin + at + i * 32 + lane, first + numbers[i], rank);
+      const unsigned before = same & ((1u << lane) - 1);
+      Index rank = 0;
+      if (mine >= 0) rank = counts.starts[mine] + own[mine] + __popc(before);
+      __syncwarp();
+      if (mine >= 0 && !before) own[mine] += __popc(same);
+      __syncwarp();
+      if (mine >= 0) place(begin + at + i * 32 + lane, mine, rank);
     }
   }
 }

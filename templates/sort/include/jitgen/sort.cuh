@@ -74,35 +74,55 @@ JITGEN_DEVICE void sort_tiles(Element* elements, int32_t* positions) {
   __syncthreads();
 }
 
+// The number with the precedence `ascending` among descending ones.
+JITGEN_DEVICE float preceding(uint32_t ascending) {
+  return __int_as_float(int(ascending ^ (ascending >> 31 ? 0x80000000u : 0xffffffffu)));
+}
+
+// Sorts `keys`, the greatest first, by odd-even merges (Batcher, 1968).
+template <int count>
+JITGEN_DEVICE void sort_keys(uint64_t (&keys)[count]) {
+#pragma unroll
+  for (int run = 1; run < count; run *= 2) {
+#pragma unroll
+    for (int distance = run; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int from = distance % run;  // 0 in a run's first merge
+        const bool first = i >= from && (i - from) % (2 * distance) < distance && i + distance < count;
+        if (first && i / (2 * run) == (i + distance) / (2 * run) && keys[i] < keys[i + distance]) {
+          const uint64_t key = keys[i];
+          keys[i] = keys[i + distance];
+          keys[i + distance] = key;
+        }
+      }
+    }
+  }
+}
+
 // Selects the ranks `start` .. `start + count` of a row, of which the lanes of a warp have `tile` elements each, lane l
 // those at places j * 32 + l: lane r gets rank `start + r`, with its place in the row. The warp finds the first of the
-// elements that are left. `places` are forgotten.
+// elements that are left: each lane has its own in order, so that one of them is the first. `places` are forgotten.
 template <class Order, int tile, class Element>
 JITGEN_DEVICE void select_ranks(const Element (&elements)[tile], int32_t (&places)[tile], int start, int count, int lane,
                                 Element& rank, int32_t& place) {
   if constexpr (sizeof(Element) <= 4) {
-    uint32_t precedences[tile];  // 0, which others may have too, of what is nowhere
+    uint64_t keys[tile];  // the precedence, then the place; what is nowhere comes last
 #pragma unroll
-    for (int j = 0; j < tile; ++j) precedences[j] = places[j] == nowhere ? 0u : Order::precedence(elements[j]);
+    for (int j = 0; j < tile; ++j) {
+      const uint32_t precedence = places[j] == nowhere ? 0u : Order::precedence(elements[j]);
+      keys[j] = uint64_t(precedence) << 32 | uint32_t(~places[j]);
+    }
+    sort_keys(keys);
+#pragma unroll 1
     for (int i = 0; i < start + count; ++i) {
-      uint32_t first = precedences[0];
+      const uint32_t precedence = uint32_t(keys[0] >> 32), greatest = __reduce_max_sync(0xffffffffu, precedence);
+      const uint32_t at = __reduce_max_sync(0xffffffffu, precedence == greatest ? uint32_t(keys[0]) : 0u);
+      if (i == start + lane) place = int32_t(~at);
+      if (uint32_t(keys[0]) == at) {
 #pragma unroll
-      for (int j = 1; j < tile; ++j) first = precedences[j] > first ? precedences[j] : first;
-      const uint32_t greatest = __reduce_max_sync(0xffffffffu, first);
-      int32_t at = nowhere;
-#pragma unroll
-      for (int j = 0; j < tile; ++j) {
-        const int32_t equal = precedences[j] == greatest ? places[j] : nowhere;
-        at = equal < at ? equal : at;
-      }
-      at = int32_t(__reduce_min_sync(0xffffffffu, uint32_t(at)));
-      if (i == start + lane) place = at;
-#pragma unroll
-      for (int j = 0; j < tile; ++j) {
-        if (places[j] == at) {
-          places[j] = nowhere;
-          precedences[j] = 0;
-        }
+        for (int j = 1; j < tile; ++j) keys[j - 1] = keys[j];
+        keys[tile - 1] = uint32_t(~nowhere);
       }
     }
 #pragma unroll
@@ -142,60 +162,57 @@ JITGEN_DEVICE void select_ranks(const Element (&elements)[tile], int32_t (&place
   }
 }
 
-// The groups of a row that are kept, a bit for each: the `kept` of `groups` whose greatest element, or the sum of whose
-// two greatest (`terms`), is greatest. Lanes have elements j * 32 + lane of the row. Of equal groups the first comes first.
+// The group of a column, `inverse` being one over the size of a group: its nearest float, or one beside that, is exact
+// enough for columns below 2^16, since the middle of a column is half a column away from the next group.
+JITGEN_DEVICE int group_of(int column, float inverse) { return int((float(column) + 0.5f) * inverse); }
+
+// Lanes that find the greatest elements of a group together.
+template <int groups>
+JITGEN_DEVICE constexpr int lanes_of_group() {
+  return groups > 16 ? 1 : groups > 8 ? 2 : groups > 4 ? 4 : groups > 2 ? 8 : 16;
+}
+template <int groups>
+JITGEN_DEVICE bool is_open(uint32_t open, int column, float inverse) {
+  return open >> (group_of(column, inverse) * lanes_of_group<groups>() & 31) & 1;
+}
+
+// The groups of a row that are kept, a bit for the first lane of each: the `kept` of `groups` whose greatest element, or
+// the sum of whose two greatest (`terms`), is greatest. Lanes have elements j * 32 + lane of the row, and `shared` has
+// room for all. Of equal groups the first comes first.
 template <int groups, int kept, int terms, int tile>
-JITGEN_DEVICE uint32_t open_groups(const float (&elements)[tile], int length, int lane) {
-  using Greatest = Order<float, true>;
-  const int size = length / groups;
-  float counts[groups];
+JITGEN_DEVICE uint32_t open_groups(const float (&elements)[tile], uint32_t (&shared)[tile * 32], int length, int lane) {
+  constexpr int lanes = lanes_of_group<groups>(), most = (tile * 32 / groups + lanes - 1) / lanes;
+  const int size = length / groups, group = lane / lanes;
 #pragma unroll
-  for (int group = 0; group < groups; ++group) {
-    float first = 0, second = 0;
-    int32_t place = nowhere, next = nowhere;  // of the greatest two
+  for (int j = 0; j < tile; ++j) shared[j * 32 + lane] = precedence<true>(elements[j]);
+  __syncwarp();
+  // Groups start at elements of their own, so that lanes read different banks.
+  const int start = group < groups ? group * size : 0, turn = group * lanes % size;
+  uint32_t first = 0, second = 0;  // of nothing
 #pragma unroll
-    for (int j = 0; j < tile; ++j) {
-      const int column = j * 32 + lane;
-      if (column < length && column / size == group) {
-        if (Greatest::precedes(elements[j], column, first, place)) {
-          second = first;
-          next = place;
-          first = elements[j];
-          place = column;
-        } else if (Greatest::precedes(elements[j], column, second, next)) {
-          second = elements[j];
-          next = column;
-        }
-      }
-    }
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const float other = from_lane(first, distance), other_second = from_lane(second, distance);
-      const int32_t other_place = from_lane(place, distance), other_next = from_lane(next, distance);
-      if (Greatest::precedes(other, other_place, first, place)) {
-        const bool mine = Greatest::precedes(first, place, other_second, other_next);
-        second = mine ? first : other_second;
-        next = mine ? place : other_next;
-        first = other;
-        place = other_place;
-      } else if (Greatest::precedes(other, other_place, second, next)) {
-        second = other;
-        next = other_place;
-      }
-    }
-    counts[group] = terms == 1 ? first : first + second;
+  for (int i = 0; i < most; ++i) {
+    const int element = i * lanes + lane % lanes, turned = element + turn;
+    const uint32_t key = element < size ? shared[start + (turned < size ? turned : turned - size)] : 0u;
+    const uint32_t lesser = key < first ? key : first;
+    second = lesser > second ? lesser : second;
+    first = key > first ? key : first;
   }
-  uint32_t open = 0;
 #pragma unroll
-  for (int group = 0; group < groups; ++group) {
-    int before = 0;
-#pragma unroll
-    for (int other = 0; other < groups; ++other) {
-      before += Greatest::precedes(counts[other], other, counts[group], group);
-    }
-    open |= uint32_t(before < kept) << group;
+  for (int distance = 1; distance < lanes; distance *= 2) {
+    const uint32_t other = from_lane(first, distance), next = from_lane(second, distance);
+    const uint32_t lesser = other < first ? other : first;
+    second = next > second ? next : second;
+    second = lesser > second ? lesser : second;
+    first = other > first ? other : first;
   }
-  return open;
+  if (terms == 2) first = precedence<true>(preceding(first) + preceding(second));
+  int before = 0;
+#pragma unroll
+  for (int other = 0; other < groups; ++other) {
+    const uint32_t theirs = of_lane(first, other * lanes);
+    before += theirs > first || (theirs == first && other < group);
+  }
+  return __ballot_sync(0xffffffffu, lane % lanes == 0 && group < groups && before < kept);
 }
 
 }  // namespace jitgen
