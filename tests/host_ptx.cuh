@@ -65,7 +65,7 @@ struct Received {
   uint8_t bytes[sizeof(shared_memory)];
   bool stored[sizeof(shared_memory)];
 };
-static Received* received[64];
+static Received* received[128];
 inline Received& received_by(int rank) {
   Received*& block = received[int(blockIdx.x) - cluster_rank() + rank];
   if (!block) block = static_cast<Received*>(calloc(1, sizeof(Received)));

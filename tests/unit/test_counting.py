@@ -70,9 +70,9 @@ def test_many_numbers(numbers: int, rows: int) -> None:
         assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 11, 400, 3001])
+@pytest.mark.parametrize("rows", [0, 1, 11, 400, 3001, 9001])
 def test_in_cuda(rows: int) -> None:
-    """Of 9,003 numbers a cluster of 8 blocks has a piece each."""
+    """Of 9,003 numbers a cluster of 8 blocks has a piece each; of 27,003 each of 4 clusters ranks some."""
     x = torch.randn(rows, NUMBERS)
     x[:, 2] = 5.0  # of one number there are many
     for found, wanted in zip(run_cuda(routed, x, headers=PTX, clusters=True), routed(x), strict=True):

@@ -29,6 +29,8 @@ COUNTING_WARPS = 32
 """Warps of a block that counts; each counts a piece of the row."""
 COUNTING_CLUSTER = 8
 """Blocks of a cluster that counts, each on a multiprocessor of its own, where every warp has something to count."""
+COUNTING_BLOCKS = 128
+"""Blocks that count, in clusters, each of which counts the row and ranks a share of every warp's piece."""
 COUNTING_BATCH = 8
 """Columns that a lane reads at once at most."""
 COUNTING_BYTES = 96 << 10
@@ -171,8 +173,8 @@ def candidates(problem: Problem, device: Device) -> tuple[Schedule, ...]:
 
 
 def _counting(geometry: Geometry, wide: bool, device: Device) -> CountSchedule:
-    """Schedules a row that is counted: a warp has at least 32 columns, and as many blocks as there are such warps for are
-    a cluster. A block has a thread for each number, where it can."""
+    """Schedules a row that is counted: a warp has at least 32 columns, and a cluster as many blocks as there are such
+    warps for. A block has a thread for each number, where it can."""
     warps, tile, cluster = -(-geometry.length // WARP), max(WARP, power_of_two(geometry.bound)), 1
     while device.has_clusters and cluster < COUNTING_CLUSTER and cluster * COUNTING_WARPS < warps:
         cluster *= 2
@@ -196,7 +198,9 @@ def launch(
             blocks = max(1, -(-geometry.length // schedule.columns))
         elif isinstance(schedule, CountSchedule):
             shared = schedule.shared_bytes
-            return blocks_of(schedule.cluster, schedule.threads, device, cluster=schedule.cluster, shared_bytes=shared)
+            steps = -(-geometry.length // (schedule.threads * schedule.cluster))  # of a warp
+            blocks = schedule.cluster * max(1, min(COUNTING_BLOCKS // schedule.cluster, steps))
+            return blocks_of(blocks, schedule.threads, device, cluster=schedule.cluster, shared_bytes=shared)
     elif is_merge(body):
         blocks = geometry.rows * -(-geometry.chunks * geometry.ranks // schedule.tile)
     else:

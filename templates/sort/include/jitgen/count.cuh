@@ -59,7 +59,8 @@ struct Counts {
     }
   }
 
-  // Finds where each number starts; end(number, count) is called with how many elements are at most `number`.
+  // Finds where each number starts; end(number, count) is called with how many elements are at most `number`, a number
+  // below `bound`.
   template <class End>
   JITGEN_DEVICE void add_numbers(int block, int bound, const End& end) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -89,7 +90,7 @@ struct Counts {
         upto += other < warp ? sums[other] : 0;
       }
       if (number < tile) starts[number] = lesser + upto - count + before;
-      if (block == 0 && number < bound) end(Index(number), int32_t(lesser + upto));
+      if (number < bound) end(Index(number), int32_t(lesser + upto));
       if constexpr (tile > threads) {
 #pragma unroll
         for (int other = 0; other < warps; ++other) lesser += sums[other];
@@ -100,9 +101,9 @@ struct Counts {
   }
 };
 
-// Ranks the elements of a row, of which each warp of the cluster has a piece. number(column) is an element;
-// place(column, number, rank) is called for each that is below `bound`; others have no rank. A warp reads `batch` columns
-// a lane at once, so that their loads wait together.
+// Ranks the elements of a row, of which each warp of a cluster has a piece. Every cluster counts all of them; of each
+// piece it ranks a share of its own. number(column) is an element; place(column, number, rank) is called for each that is
+// below `bound`; others have no rank. A warp reads `batch` columns a lane at once, so that their loads wait together.
 template <int batch, class Counts, class Number, class Place, class End>
 JITGEN_DEVICE void count_numbers(Counts& counts, typename Counts::Index length, int bound, const Number& number,
                                  const Place& place, const End& end) {
@@ -133,14 +134,21 @@ JITGEN_DEVICE void count_numbers(Counts& counts, typename Counts::Index length, 
     }
   }
   counts.add_warps(block);
-  counts.add_numbers(block, bound, end);
+  counts.add_numbers(block, blockIdx.x == 0 ? bound : 0, end);
+  const int share = blockIdx.x / Counts::cluster, shares = gridDim.x / Counts::cluster;
+  const Index steps = (piece / 32 + shares - 1) / shares * 32, first = share * steps, last = first + steps;
 #pragma unroll 1
-  for (Index at = 0; at < columns; at += batch * 32) {
+  for (Index at = 0; at < columns && at < last; at += batch * 32) {
     if (piece > batch * 32) read(at);
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      if (at + i * 32 >= columns) break;
+      if (at + i * 32 >= columns || at + i * 32 >= last) break;
       const int mine = numbers[i];
+      if (at + i * 32 < first) {
+        if (mine >= 0) atomicAdd(&own[mine], 1);
+        __syncwarp();
+        continue;
+      }
       unsigned same = __ballot_sync(~0u, mine >= 0);
 #pragma unroll
       for (int bit = 1; bit < Counts::tile; bit *= 2) {
