@@ -241,17 +241,19 @@ def by_codes(trace: Trace, product: Node) -> Node:
         return product
     attrs = product.attrs._replace(accumulator="float32", precision="ieee")
 
-    def sums(left: Node, right: Node) -> Node:
-        return trace.make(product.op, (left, right, *groups), "float32", product.shape, attrs)
+    def sums(left: Node, right: Node, dtype: str) -> Node:
+        return trace.make(product.op, (left, right, *groups), dtype, product.shape, attrs)
 
-    # 16 bits have all codes, but no product of a code and a scale. The gemm family multiplies codes where it can.
+    # 16 bits have all codes, but no product of a code and a scale. The gemm family multiplies codes where it can. What
+    # is computed of the result goes on in float32, which a cast to the dtype of ``x`` would round.
     multiplied = x.dtype if x.dtype in ("float16", "bfloat16") else "float32"
     codes, scales = quantized.codes(x, weight)
     if quantized.has_blocks(weight):
-        scaled = sums(trace.cast(quantized.values(codes, scales, weight), multiplied), weight)
+        scaled = sums(trace.cast(quantized.values(codes, scales, weight), multiplied), weight, product.dtype)
     else:
-        scaled = pointwise(trace, "mul", sums(trace.cast(codes, multiplied), weight), scales)
-    return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
+        wide = sums(trace.cast(codes, multiplied), weight, "float32")
+        scaled = pointwise(trace, "mul", wide, scales, result=product.dtype)
+    return with_gradient(trace, scaled, product, 1.0)
 
 
 def reshaped(trace: Trace, node: Node, shape: tuple[Any, ...]) -> Node:

@@ -118,7 +118,10 @@ def _grouped_product(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> 
     left, right = _operand(x, rewriter), _operand(weight, rewriter, is_weight=True)
     if left is None or right is None or left.blocks is None or right.blocks is None or left.zero or left.scale:
         return None
-    return product_of_blocks(node, left, right, rewriter.mover)
+    product = product_of_blocks(node, left, right, rewriter.mover)
+    if product is None or node.dtype not in NARROW_FLOATS:
+        return product
+    return unrounded(product, node.dtype, rewriter.mover)
 
 
 def _product_of_numbers(rewriter: _Rewriter, node: Node, x: Node, weight: Node) -> Node | None:
@@ -197,7 +200,7 @@ _REWRITES = Rewrites(
         "products of groups of rows are those of codes, with the scales of their blocks",
         operation("grouped", x, weight, groups),
         _grouped_product,
-        lambda rewriter, node: rewriter.multiplies_blocks and node.dtype == "float32",
+        lambda rewriter, node: rewriter.multiplies_blocks and node.dtype in ("float32", *NARROW_FLOATS),
     ),
     Rewrite(
         "a product of codes cast to another dtype is a product of the codes, with scales and zero-points after it",
