@@ -293,8 +293,9 @@ def _along(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor 
         if name == "index_select":
             return tensor.chosen(_checked(kwargs["index"] if "index" in kwargs else rest[-1]))
         with fakes.with_numbers():
-            numbers = func(torch.arange(count).view(count, 1, 1), *rest, **kwargs)
-            chosen = [piece.flatten().tolist() if piece.dim() == 3 else int(piece) for piece in _as_tuple(numbers)]
+            shape = count, *(max(size, 1) for size in tensor.shape[1:])  # torch's errors name it
+            numbers = _as_tuple(func(torch.arange(count).view(count, 1, 1).expand(shape), *rest, **kwargs))
+            chosen = [piece[:, 0, 0].tolist() if piece.dim() == 3 else int(piece[0, 0]) for piece in numbers]
         pieces = tuple(
             tensor.expert(ids)
             if isinstance(ids, int)
@@ -384,7 +385,8 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
 
 
 def _out_of_range(index: torch.Tensor, rows: int) -> IndexError:
-    return IndexError(f"index out of range: an embedding of {rows} rows is asked for {index.aminmax()}")
+    low, high = (int(end) for end in index.aminmax())
+    return IndexError(f"index out of range: rows {low} to {high} of an embedding of {rows} rows")
 
 
 # -------------------------------------------------------------------------------------------------- matrix products

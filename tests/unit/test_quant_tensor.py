@@ -609,8 +609,8 @@ def test_an_embedding_looks_up_rows(format: str) -> None:
         found = layer(index)
         assert found.dtype == torch.bfloat16
         assert torch.equal(found, weight.dequantize()[index.long()])
-    with pytest.raises(IndexError, match="200 rows"):
-        layer(torch.tensor([200]))
+    with pytest.raises(IndexError, match="rows 7 to 200 of an embedding of 200 rows"):
+        layer(torch.tensor([200, 7]))
 
 
 @pytest.mark.parametrize("copied", [torch.clone, lambda weight: weight.to("cpu", copy=True), copy.deepcopy])
