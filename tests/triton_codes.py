@@ -30,6 +30,7 @@ WEIGHTS = (
         ("int4", 32, "int8"),
         ("uint4", None, "int8"),
         ("int3", 32, "int8"),
+        ("int2", 48, "int8"),
     ),
     *(("fp8_e4m3", None, "fp8_e4m3"), ("fp8_e4m3.tensor", None, "fp8_e4m3"), ("fp8_e4m3.rows128", 128, "fp8_e4m3")),
     *(("int4", 64, "fp8_e4m3"), ("uint4", 32, "fp8_e4m3"), ("mxfp4", None, "fp8_e4m3"), ("mxfp8", None, "fp8_e4m3")),

@@ -59,6 +59,20 @@ def test_scales_of_32_columns_are_those_of_the_instruction(target: str, format: 
         assert all(re.search(instruction, one) for one in multiplied)
 
 
+@pytest.mark.parametrize(
+    ("format", "group", "kind"),
+    [("nvfp4", 16, "fp8_e4m3"), ("int2", 48, "int8"), ("fp8_e4m3", 80, "fp8_e4m3")],
+)
+@pytest.mark.quick(where=lambda format, group, kind: kind == "int8")
+def test_groups_without_steps_of_32_columns_are_multiplied_as_float16(format: str, group: int, kind: str) -> None:
+    """``tl.dot`` takes 32 columns of 8-bit operands at least. Of 48 columns a step has 16."""
+    weight = TensorSpec((64, 480), torch.bfloat16, format=format, group_size=group, activation=kind)
+    for rows, target in ((1, "sm_90a"), (300, "sm_80")):
+        low = jitgen.jit(linear, backend="triton").lower(TensorSpec((rows, 480), torch.bfloat16), weight, target=target)
+        assert "decoded to float16, because groups have no steps of 32 columns" in low.explain()
+        assert re.search(r"(?:mma\.sync|wgmma\.mma_async)\S*f16\.f16", low.compile().asm["ptx"])
+
+
 def test_products_of_several_matrices_say_that_scales_of_32_columns_are_decoded() -> None:
     experts = TensorSpec((4, 64, 128), torch.bfloat16, format="mxfp8", activation="mxfp8")
     batched = jitgen.jit(lambda x, w: x @ w.mT, backend="triton")

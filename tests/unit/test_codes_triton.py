@@ -32,4 +32,4 @@ def test_where_8_bit_floats_are_decoded_is_said() -> None:
     spec = jitgen.TensorSpec((4096, 4096), torch.bfloat16, format="fp8_e4m3", activation="fp8_e4m3")
     for target, decoded in (("sm_80", True), ("sm_89", False), ("sm_90a", False), ("sm_120", False)):
         explained = function.lower(jitgen.TensorSpec((64, 4096), torch.bfloat16), spec, target=target).explain()
-        assert ("8-bit floats are decoded to float16" in explained) == decoded
+        assert ("codes of 8 bits are decoded to float16" in explained) == decoded

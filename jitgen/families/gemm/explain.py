@@ -14,6 +14,7 @@ from jitgen.families.gemm.mainloops import (
     WgmmaMainloop,
     WgmmaTilings,
 )
+from jitgen.families.gemm.triton_mainloops import LEAST_CODES
 from jitgen.ir.body import Body, Contraction, accumulator_dtype
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import count_operations, operations_in, quantised_blocks
@@ -46,7 +47,9 @@ def explain(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: GemmSchedul
             "temporary, and the kernel that follows adds them in order and runs the epilogue once"
         )
     if isinstance(schedule, TritonMainloop) and schedule.decoded:
-        lines.append("8-bit floats are decoded to float16, because the target has no products of them")
+        short = schedule.slice_k < LEAST_CODES
+        why = f"groups have no steps of {LEAST_CODES} columns" if short else "the target has no products of them"
+        lines.append(f"codes of 8 bits are decoded to float16, because {why}")
     for region, (body, layout) in enumerate(zip(kernel.bodies, layouts, strict=True)):
         lines.append(
             f"region {region}: {_prologue(body)}weight {', '.join(map(_weight, body.contractions))}; epilogue of "

@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from jitgen.schedule.declared import DeclaredSchedule, about
 
+LEAST_CODES = 32
+"""Extent of K that ``tl.dot`` takes at least where operands have 8 bits (``min_dot_size`` of Triton 3.6)."""
+
 
 @dataclass(frozen=True)
 class TritonMainloop(DeclaredSchedule):
@@ -19,7 +22,8 @@ class TritonMainloop(DeclaredSchedule):
         raster: tiles that are walked along M before the next tile along N.
         k_splits: ranges of K whose sums go to a temporary.
         packed: whether codes are decoded with inline PTX.
-        decoded: whether 8-bit floats are multiplied as float16, on a target whose tensor cores do not take them.
+        decoded: whether codes of 8 bits are multiplied as float16: floats on a target whose tensor cores do not take
+            them, and all codes where ``slice_k`` is below ``LEAST_CODES``.
         wide: whether indices are 64-bit.
     """
 
@@ -37,7 +41,7 @@ class TritonMainloop(DeclaredSchedule):
     raster: int = field(default=1, metadata=about("raster of {} tiles"))
     k_splits: int = field(default=1, metadata=about("split-K by {}"))
     packed: bool = False
-    decoded: bool = field(default=False, metadata=about("8-bit floats decoded to float16"))
+    decoded: bool = field(default=False, metadata=about("codes decoded to float16"))
     wide: bool = field(default=False, metadata=about("64-bit indices"))
 
     @property

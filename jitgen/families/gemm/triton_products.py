@@ -152,13 +152,12 @@ def load(pointer: str | None, at: str, conditions: Sequence[str]) -> str:
 
 
 def operand_of(loaded: str, dtype: str, schedule: TritonSchedule) -> str:
-    """Prints a loaded block as an operand of ``tl.dot``. Floats of 8 bits are loaded as bytes; targets without products
-    of them multiply what they are as float16, which has all their values."""
-    if dtype not in FLOAT8:
-        return loaded
-    if schedule.decoded:
-        return f"{FLOAT8_TYPES[dtype][1]}({loaded}).to(tl.float16)"
-    return f"{loaded}.to({FLOAT8_TYPES[dtype][0]}, bitcast=True)"
+    """Prints a loaded block as an operand of ``tl.dot``. Floats of 8 bits are loaded as bytes. Where
+    codes are decoded they are multiplied as float16, which has all of them."""
+    if dtype in FLOAT8:
+        type, decode = FLOAT8_TYPES[dtype]
+        return f"{decode}({loaded}).to(tl.float16)" if schedule.decoded else f"{loaded}.to({type}, bitcast=True)"
+    return f"{loaded}.to(tl.float16)" if dtype == "int8" and schedule.decoded else loaded
 
 
 def lines_of(product: ContractionContext, region: GemmRegion, form: Form, schedule: TritonSchedule) -> Lines:
@@ -314,7 +313,7 @@ def _words(
     # A chunk's words are not in the order of its columns, so a whole chunk is masked; codes are padded to whole chunks.
     chunk_begin = f"{w}_k // {CHUNK // per_word} * {CHUNK}"
     lines.body.append(f"{w}_codes = {load(codes.pointer, at, form.beyond(chunk_begin))}")
-    compute = COMPUTED.get(contraction.dtype, product.type)
+    compute = "tl.float16" if schedule.decoded else COMPUTED.get(contraction.dtype, product.type)
     packed = "_packed" if form.packed and compute in ("tl.bfloat16", "tl.float16") else ""
     scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS and contraction.dtype not in SIGNED
     exact = compute if DTYPE_NAMES[format.scale_dtype] == contraction.dtype else product.type
@@ -323,7 +322,7 @@ def _words(
     zero = f", {w}_zero" if format.zero_point else ""
     values = f"{format.row}_values{packed}({w}_codes{zero}, {decoded})"
     if contraction.dtype == format.row == "int8":
-        values = f"int8_bytes({w}_codes)"
+        values = operand_of(f"int8_bytes({w}_codes)", "int8", schedule)
     if scales_weights:
         values = f"{values if decoded == exact else f'{values}.to({exact})'} * {w}_scale.to({exact})"
         values = values if exact == compute else f"({values}).to({compute})"
@@ -356,7 +355,7 @@ def _add_product(
     """Adds the line that multiplies and adds to the accumulator; ``scale``: of the iteration's group, None where the
     weights are scaled or the row's sum is later."""
     contraction, acc = product.contraction, product.accumulator
-    of_codes = contraction.dtype == "int8"
+    of_codes = contraction.dtype == "int8" and not schedule.decoded
     total = sums_type(product, contraction.group_size)
     if scale is not None:
         sums = _dot(product, form, "", schedule, "tl.int32" if of_codes else None)
@@ -400,7 +399,7 @@ def _planes(
     values = _values(format, f"{w}_code")
     if format.zero_point:
         values = f"{values} - {w}_zero.to(tl.float32)"
-    compute = COMPUTED.get(contraction.dtype, product.type)
+    compute = "tl.float16" if schedule.decoded else COMPUTED.get(contraction.dtype, product.type)
     scales_weights = bool(group) and schedule.block_m > SCALED_SUM_ROWS
     scales_weights = scales_weights and contraction.dtype not in ("float16", *SIGNED)
     if scales_weights:

@@ -20,6 +20,7 @@ from jitgen.families.gemm import tile_times, triton_tiles
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import TritonSchedule, TritonSlices, TritonTokens, TritonWeights, multiplies_codes
 from jitgen.families.gemm.schedule import Problem
+from jitgen.families.gemm.triton_mainloops import LEAST_CODES
 from jitgen.ir.program import Decision
 from jitgen.kernel.operands import item_size
 from jitgen.quant import formats
@@ -225,7 +226,7 @@ def _fitted_to_target(tile: TritonSchedule, problem: Problem) -> TritonSchedule:
     slice_k = math.gcd(tile.slice_k, contraction.group_size or tile.slice_k)
     packed = problem.quantized and problem.dtype not in ("float32", "int8") and target.kind == "cuda"
     native = target.kind == "interpreter" or multiplies_codes(problem.dtype, target)
-    decoded = problem.dtype in FLOAT8 and not native
+    decoded = problem.dtype in SIGNED if slice_k < LEAST_CODES else problem.dtype in FLOAT8 and not native
     size = item_size(problem.dtype)
     weight = formats.find(contraction.format).bits / 8 if contraction.format else size
     stage = tile.slices * slice_k * (tile.block_m * size + tile.block_n * weight * len(problem.contractions))
