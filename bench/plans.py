@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,81 +217,91 @@ def column(tensors: Sequence[Tensor]) -> None:
 
 def cases(device: str, sizes: Sizes, rows: Sequence[int]) -> list[Case]:
     """All cases, with random data of ``device``."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    kind: dict[str, Any] = {"device": device, "dtype": torch.bfloat16 if device == "cuda" else torch.float32}
+    return [*_decoders(sizes, rows, kind), *_blocks(sizes, kind), *_updates(device), *_others(rows, kind)]
 
-    def weight(columns: int, length: int) -> Tensor:
-        return torch.randn(columns, length, device=device, dtype=dtype) / length**0.5
 
+def _weight(columns: int, length: int, kind: dict[str, Any]) -> Tensor:
+    return torch.randn(columns, length, **kind) / length**0.5
+
+
+def _decoders(sizes: Sizes, rows: Sequence[int], kind: dict[str, Any]) -> Iterator[Case]:
+    """Decoder layers and steps, with dense weights and with weights of int4."""
     q, kv = sizes.heads * sizes.width, sizes.kv_heads * sizes.width
-    norms = [torch.rand(sizes.hidden, device=device, dtype=dtype) + 0.5 for _ in range(2)]
-    inner = [weight(sizes.inner, sizes.hidden) for _ in range(2)]
-    products = [weight(q, sizes.hidden), weight(kv, sizes.hidden), weight(kv, sizes.hidden), weight(sizes.hidden, q)]
-    dense = [norms[0], *products, norms[1], *inner, weight(sizes.hidden, sizes.inner)]
+    norms = [torch.rand(sizes.hidden, **kind) + 0.5 for _ in range(2)]
+    shapes = [(q, sizes.hidden), (kv, sizes.hidden), (kv, sizes.hidden), (sizes.hidden, q)]
+    products = [_weight(*shape, kind) for shape in shapes]
+    inner = [_weight(sizes.inner, sizes.hidden, kind) for _ in range(2)]
+    dense = [norms[0], *products, norms[1], *inner, _weight(sizes.hidden, sizes.inner, kind)]
     int4: list[Any] = [each if each.dim() == 1 else jitgen.quantize(each, "int4", group_size=128) for each in dense]
     restored = [each if each.dim() == 1 else each.dequantize(torch.float64) for each in int4]
+    forms = (("dense", dense, dense), ("int4", int4, restored))
     layer = decoder_layer(sizes)
-    drawn: list[Case] = []
     for count in rows:
-        x = torch.randn(1, count, sizes.hidden, device=device, dtype=dtype)
-        exact = (x.double(), *(each.double() for each in dense))
-        drawn.append(Case(f"decoder layer, {count} rows, dense", layer, (x, *dense), exact))
-        exact = (x.double(), *(each.double() for each in restored))
-        drawn.append(Case(f"decoder layer, {count} rows, int4", layer, (x, *int4), exact))
-    x = torch.randn(1, 1, sizes.hidden, device=device, dtype=dtype)
-    others = [torch.randn(1, sizes.width, device=device, dtype=dtype) for _ in range(2)]
-    others += [torch.rand(sizes.width, device=device, dtype=dtype) + 0.5 for _ in range(2)]
-    others += [torch.randn(1, sizes.kv_heads, CACHE, sizes.width, device=device, dtype=dtype) for _ in range(2)]
-    start = torch.tensor([CACHE - 50], device=device)
+        x = torch.randn(1, count, sizes.hidden, **kind)
+        for form, weights, wide in forms:
+            exact = (x.double(), *(each.double() for each in wide))
+            yield Case(f"decoder layer, {count} rows, {form}", layer, (x, *weights), exact)
+    x = torch.randn(1, 1, sizes.hidden, **kind)
+    others = [torch.randn(1, sizes.width, **kind) for _ in range(2)]
+    others += [torch.rand(sizes.width, **kind) + 0.5 for _ in range(2)]
+    others += [torch.randn(1, sizes.kv_heads, CACHE, sizes.width, **kind) for _ in range(2)]
+    start = torch.tensor([CACHE - 50], device=kind["device"])
     for norms_of_heads in (False, True):
         step = decoder_step(sizes, norms_of_heads)
         name = f"decoder step{', norms of heads' * norms_of_heads}"
-        for form, weights, wide in (("dense", dense, dense), ("int4", int4, restored)):
+        for form, weights, wide in forms:
             exact = (*(each.double() for each in (x, *wide, *others)), start)
-            drawn.append(Case(f"{name}, {form}", step, (x, *weights, *others, start), exact))
+            yield Case(f"{name}, {form}", step, (x, *weights, *others, start), exact)
+
+
+def _blocks(sizes: Sizes, kind: dict[str, Any]) -> Iterator[Case]:
     width = sizes.hidden // 4
-    first, second = ([weight(*shape) for _ in range(8)] for shape in ((2 * width, width), (width, 2 * width)))
-    x = torch.randn(64, width, device=device, dtype=dtype)
+    first, second = ([_weight(*shape, kind) for _ in range(8)] for shape in ((2 * width, width), (width, 2 * width)))
+    x = torch.randn(64, width, **kind)
     chain = (x.double(), [w.double() for w in first], [w.double() for w in second])
     for norm in (True, False):
         name = f"eight residual blocks, {'with' if norm else 'without'} norm"
-        drawn.append(Case(name, residual_blocks(8, norm), (x, first, second), chain))
+        yield Case(name, residual_blocks(8, norm), (x, first, second), chain)
+
+
+def _updates(device: str) -> Iterator[Case]:
+    """Optimisers, and a row and a column that are changed in place."""
+    small = [2**16, 4096, 2**16 + 24, 1000, 2**17]
 
     def lists(count: int, counts: Sequence[int], number: int) -> tuple[list[Tensor], ...]:
         lengths = [counts[index % len(counts)] for index in range(count)]
         return tuple([torch.rand(length, device=device) for length in lengths] for _ in range(number))
 
-    small = [2**16, 4096, 2**16 + 24, 1000, 2**17]
-    drawn += [
-        Case("AdamW, one tensor of 2^20", adamw, lists(1, [2**20], 4), updates=True, foreach=adamw_of_lists),
-        Case("AdamW, 5 tensors", adamw, lists(5, small, 4), updates=True, foreach=adamw_of_lists),
-        Case("AdamW, 50 tensors", adamw, lists(50, small, 4), updates=True, foreach=adamw_of_lists),
-        Case("momentum, 5 tensors", momentum, lists(5, small, 3), updates=True, foreach=momentum_of_lists),
-        Case(
-            "moving average, 5 tensors",
-            moving_average,
-            lists(5, small, 2),
-            updates=True,
-            foreach=moving_average_of_lists,
-        ),
-    ]
+    for words, count, counts in (
+        ("one tensor of 2^20", 1, [2**20]),
+        ("5 tensors", 5, small),
+        ("50 tensors", 50, small),
+    ):
+        yield Case(f"AdamW, {words}", adamw, lists(count, counts, 4), updates=True, foreach=adamw_of_lists)
+    yield Case("momentum, 5 tensors", momentum, lists(5, small, 3), updates=True, foreach=momentum_of_lists)
+    averages = lists(5, small, 2)
+    yield Case("moving average, 5 tensors", moving_average, averages, updates=True, foreach=moving_average_of_lists)
+    yield Case("a row of 4096", row, ([torch.rand(4096, 2048, device=device)],), updates=True)
+    yield Case("a column of 2048", column, ([torch.rand(4096, 2048, device=device)],), updates=True)
+
+
+def _others(rows: Sequence[int], kind: dict[str, Any]) -> Iterator[Case]:
+    """Results that are read through several views, routers, norms and products."""
+    device = kind["device"]
     x = torch.randn(2048, 4096, device=device)
     for function in (views_of_a_scan, best_eight, softmax_thrice):
-        drawn.append(Case(function.__name__.replace("_", " "), function, (x,), (x.double(),)))
+        yield Case(function.__name__.replace("_", " "), function, (x,), (x.double(),))
     for count in rows:
         logits = torch.randn(count, 128, device=device)
-        drawn.append(Case(f"router, {count} rows", router, (logits,), (logits.double(),)))
-    drawn += [
-        Case("a row of 4096", row, ([torch.rand(4096, 2048, device=device)],), updates=True),
-        Case("a column of 2048", column, ([torch.rand(4096, 2048, device=device)],), updates=True),
-    ]
-    images, scales = torch.randn(4, 320, 64, 64, device=device, dtype=dtype), torch.randn(2, 320, device=device)
-    parameters = (images, *scales.to(dtype))
-    drawn.append(Case("group norm and SiLU", group_norm, parameters, tuple(each.double() for each in parameters)))
-    x = torch.randn(1024, 4096, device=device, dtype=dtype)
-    drawn.append(Case("Newton-Schulz, five steps", newton_schulz, (x,), (x.double(),)))
-    x, w = torch.randn(512, 1024, device=device, dtype=dtype), weight(4096, 1024)
-    drawn.append(Case("product thrice", product_thrice, (x, w), (x.double(), w.double())))
-    return drawn
+        yield Case(f"router, {count} rows", router, (logits,), (logits.double(),))
+    images, scales = torch.randn(4, 320, 64, 64, **kind), torch.randn(2, 320, device=device)
+    parameters = (images, *scales.to(kind["dtype"]))
+    yield Case("group norm and SiLU", group_norm, parameters, tuple(each.double() for each in parameters))
+    x = torch.randn(1024, 4096, **kind)
+    yield Case("Newton-Schulz, five steps", newton_schulz, (x,), (x.double(),))
+    x, w = torch.randn(512, 1024, **kind), _weight(4096, 1024, kind)
+    yield Case("product thrice", product_thrice, (x, w), (x.double(), w.double()))
 
 
 def counts(function: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:

@@ -208,6 +208,43 @@ def _router(drawn: _Drawn, x: int, tokens: int, experts: int, count: int, width:
 Run = Callable[[Any, Any, Any, Any, Callable[..., Any]], Any]
 
 
+@dataclass(frozen=True)
+class _Experts:
+    """What the experts of a mixture compute: positions of their arguments, and their sizes.
+
+    Attributes:
+        number, count: experts, and how many a token chooses.
+        kind: of what stands between the two products.
+    """
+
+    number: int
+    count: int
+    width: int
+    kind: str
+    up: int
+    down: int
+    up_bias: int | None = None
+    down_bias: int | None = None
+
+    def rows(self, multiply: Callable[[Any, int], Any], bias: Callable[[int], Any], rows: Any) -> Any:
+        """Both products by ``multiply``, of rows and an argument's matrices, with the bias that ``bias`` takes of an
+        argument."""
+        rows = multiply(rows, self.up)
+        rows = self.between(rows if self.up_bias is None else rows + bias(self.up_bias))
+        rows = multiply(rows, self.down)
+        return rows if self.down_bias is None else rows + bias(self.down_bias)
+
+    def between(self, rows: Any) -> Any:
+        if self.kind == "swiglu":
+            gate, value = rows.chunk(2, -1)
+            return F.silu(gate) * value
+        if self.kind == "clamped":
+            gate, value = rows[..., ::2], rows[..., 1::2]
+            gate, value = gate.clamp(max=1.5), value.clamp(-1.5, 1.5)
+            return (value + 1) * gate * torch.sigmoid(gate * 1.702)
+        return F.relu(rows).square() if self.kind == "relu" else F.gelu(rows)
+
+
 def _experts(drawn: _Drawn, tokens: int, experts: int, count: int, width: int, inner: int) -> Run:
     """The weighted sum of the experts' rows, of tokens, weights and ids."""
     draw = drawn.random
@@ -224,98 +261,103 @@ def _experts(drawn: _Drawn, tokens: int, experts: int, count: int, width: int, i
         group = draw.choice((32, None)) if columns % 32 == 0 and "int" in format else None
         return drawn.argument(jitgen.quantize(dense.to(drawn.dtype), format, group_size=group))
 
-    up, down = matrices(halves * inner, width), matrices(width, inner)
-    biases = kind == "clamped" and dispatch != "one-hot"
-    if biases:
-        up_bias, down_bias = drawn.normal(experts, halves * inner), drawn.normal(experts, width)
-
-    def between(rows: Any) -> Any:
-        if kind == "swiglu":
-            gate, value = rows.chunk(2, -1)
-            return F.silu(gate) * value
-        if kind == "clamped":
-            gate, value = rows[..., ::2], rows[..., 1::2]
-            gate, value = gate.clamp(max=1.5), value.clamp(-1.5, 1.5)
-            return (value + 1) * gate * torch.sigmoid(gate * 1.702)
-        return F.relu(rows).square() if kind == "relu" else F.gelu(rows)
-
+    arguments = [matrices(halves * inner, width), matrices(width, inner)]
+    if kind == "clamped" and dispatch != "one-hot":
+        arguments += [drawn.normal(experts, halves * inner), drawn.normal(experts, width)]
+    own = _Experts(experts, count, width, kind, *arguments)
     if dispatch == "by ids":
-        turned = draw.random() < 0.5
-
-        def by_ids(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
-            flat = ids.reshape(-1)
-            rows = x.repeat_interleave(count, 0) if turned else x[:, None].expand(-1, count, -1).reshape(-1, width)
-            rows = torch.bmm(args[up][flat], rows.unsqueeze(-1)).squeeze(-1)
-            rows = between(rows + args[up_bias][flat] if biases else rows)
-            rows = torch.bmm(args[down][flat], rows.unsqueeze(-1)).squeeze(-1)
-            rows = rows + args[down_bias][flat] if biases else rows
-            return (rows.view(-1, count, width) * weights.unsqueeze(-1)).sum(1)
-
-        return by_ids
-
+        return _by_ids(own, draw.random() < 0.5)
     if dispatch == "loop":
-
-        def loop(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
-            result = torch.zeros_like(x)
-            for expert in range(experts):
-                rows = F.linear(x, args[up][expert], args[up_bias][expert] if biases else None)
-                rows = F.linear(between(rows), args[down][expert], args[down_bias][expert] if biases else None)
-                result = result + rows * (weights * (ids == expert)).sum(-1, keepdim=True)
-            return result
-
-        return loop
-
+        return _loop(own)
     if dispatch == "one-hot":
-
-        def one_hot(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
-            mask = F.one_hot(ids, experts).to(x.dtype)
-            rows = torch.einsum("tke,td->etd", mask, x)
-            rows = torch.bmm(between(torch.bmm(rows, args[up].transpose(1, 2))), args[down].transpose(1, 2))
-            return torch.einsum("etd,te->td", rows, torch.einsum("tke,tk->te", mask, weights))
-
-        return one_hot
-
+        return _one_hot(own)
     if dispatch == "padded":
         capacity = draw.randint(1, max(1, 2 * tokens * count // experts))
         drawn.words.append(f"capacity {capacity}")
-
-        def padded(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
-            mask = F.one_hot(ids.reshape(-1), experts)
-            place = ((mask.cumsum(0) - 1) * mask).sum(-1)
-            inside = place < capacity
-            slot = torch.where(inside, ids.reshape(-1) * capacity + place, experts * capacity)
-            buffer = x.new_zeros(experts * capacity + 1, width)
-            buffer = buffer.index_copy(0, slot, x.repeat_interleave(count, 0) * inside.unsqueeze(-1))
-            rows = buffer[:-1].view(experts, capacity, width)
-            rows = torch.bmm(rows, args[up].transpose(1, 2))
-            rows = between(rows + args[up_bias][:, None] if biases else rows)
-            rows = torch.bmm(rows, args[down].transpose(1, 2))
-            rows = (rows + args[down_bias][:, None] if biases else rows).reshape(-1, width)
-            rows = rows[slot.clamp(max=experts * capacity - 1)] * (weights.reshape(-1) * inside).unsqueeze(-1)
-            return rows.view(-1, count, width).sum(1)
-
-        return padded
-
+        return _padded(own, capacity)
     back = drawn.choose("sum", "ranks", "index_add_", "argsort")
-    counted = drawn.choose("ends", "histc", "compared", "bincount", "one_hot")
+    return _sorted(own, back, drawn.choose("ends", "histc", "compared", "bincount", "one_hot"))
 
-    def sorted_rows(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
+
+def _by_ids(own: _Experts, repeats: bool) -> Run:
+    def run(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
+        flat = ids.reshape(-1)
+        rows = x[:, None].expand(-1, own.count, -1).reshape(-1, own.width)
+        rows = x.repeat_interleave(own.count, 0) if repeats else rows
+
+        def multiply(rows: Any, number: int) -> Any:
+            return torch.bmm(args[number][flat], rows.unsqueeze(-1)).squeeze(-1)
+
+        rows = own.rows(multiply, lambda number: args[number][flat], rows)
+        return (rows.view(-1, own.count, own.width) * weights.unsqueeze(-1)).sum(1)
+
+    return run
+
+
+def _loop(own: _Experts) -> Run:
+    def run(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
+        up_bias, down_bias = (None if n is None else args[n] for n in (own.up_bias, own.down_bias))
+        result = torch.zeros_like(x)
+        for expert in range(own.number):
+            rows = F.linear(x, args[own.up][expert], None if up_bias is None else up_bias[expert])
+            down = args[own.down][expert]
+            rows = F.linear(own.between(rows), down, None if down_bias is None else down_bias[expert])
+            result = result + rows * (weights * (ids == expert)).sum(-1, keepdim=True)
+        return result
+
+    return run
+
+
+def _one_hot(own: _Experts) -> Run:
+    def run(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
+        mask = F.one_hot(ids, own.number).to(x.dtype)
+        rows = torch.einsum("tke,td->etd", mask, x)
+        rows = own.between(torch.bmm(rows, args[own.up].transpose(1, 2)))
+        rows = torch.bmm(rows, args[own.down].transpose(1, 2))
+        return torch.einsum("etd,te->td", rows, torch.einsum("tke,tk->te", mask, weights))
+
+    return run
+
+
+def _padded(own: _Experts, capacity: int) -> Run:
+    def run(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
+        mask = F.one_hot(ids.reshape(-1), own.number)
+        place = ((mask.cumsum(0) - 1) * mask).sum(-1)
+        inside = place < capacity
+        slot = torch.where(inside, ids.reshape(-1) * capacity + place, own.number * capacity)
+        buffer = x.new_zeros(own.number * capacity + 1, own.width)
+        buffer = buffer.index_copy(0, slot, x.repeat_interleave(own.count, 0) * inside.unsqueeze(-1))
+        rows = buffer[:-1].view(own.number, capacity, own.width)
+
+        def multiply(rows: Any, number: int) -> Any:
+            return torch.bmm(rows, args[number].transpose(1, 2))
+
+        rows = own.rows(multiply, lambda number: args[number][:, None], rows).reshape(-1, own.width)
+        rows = rows[slot.clamp(max=own.number * capacity - 1)] * (weights.reshape(-1) * inside).unsqueeze(-1)
+        return rows.view(-1, own.count, own.width).sum(1)
+
+    return run
+
+
+def _sorted(own: _Experts, back: str, counted: str) -> Run:
+    def run(args: Any, x: Any, weights: Any, ids: Any, grouped: Any) -> Any:
         ordered, order = torch.sort(ids.reshape(-1), stable=True)
-        ends = _ends(ordered, experts, counted)
-        rows = grouped(x[order // count], args[up].transpose(1, 2), ends)
-        rows = between(rows + args[up_bias][ordered] if biases else rows)
-        rows = grouped(rows, args[down].transpose(1, 2), ends)
-        rows = rows + args[down_bias][ordered] if biases else rows
+        ends = _ends(ordered, own.number, counted)
+
+        def multiply(rows: Any, number: int) -> Any:
+            return grouped(rows, args[number].transpose(1, 2), ends)
+
+        rows = own.rows(multiply, lambda number: args[number][ordered], x[order // own.count])
         rows = rows * weights.reshape(-1)[order].unsqueeze(-1)
         if back == "index_add_":
-            return torch.zeros_like(x).index_add_(0, order // count, rows)
+            return torch.zeros_like(x).index_add_(0, order // own.count, rows)
         if back == "argsort":
-            return rows[order.argsort()].view(-1, count, width).sum(1)
+            return rows[order.argsort()].view(-1, own.count, own.width).sum(1)
         ranks = torch.empty_like(order)
         ranks[order] = torch.arange(order.shape[0], device=order.device)
-        return rows[ranks].view(-1, count, width).sum(1)
+        return rows[ranks].view(-1, own.count, own.width).sum(1)
 
-    return sorted_rows
+    return run
 
 
 def _ends(ids: Any, experts: int, counted: str = "one_hot") -> Any:
