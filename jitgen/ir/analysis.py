@@ -9,15 +9,39 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jitgen.ir import symbols
-from jitgen.ir.graph import Graph, Node, Shape, one_along, postorder, topological, walked
+from jitgen.ir.graph import Graph, Movement, Node, Shape, one_along, postorder, topological, walked
 from jitgen.ir.nodes import CAT, GATHER, IOTA, REDUCE, SORT, STRUCTURED, VIEW, Kind
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import Mover
+from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
 
 
 def at_own_coordinates(root: Node, *kinds: Kind) -> Iterator[Node]:
     """Yields the nodes of ``kinds`` that ``root`` is computed from by pointwise operations alone, nearest first."""
     return nearest(root, kinds, lambda node: node.kind.is_pointwise)
+
+
+def at_coordinates_of(
+    value: Node, mover: Mover, is_source: Callable[[Node], bool]
+) -> tuple[Node, tuple[Movement, ...]] | None:
+    """Undoes the views of sources between ``value`` and these, so that it is stored in their shape.
+
+    Args:
+        is_source: tells the nodes whose views are undone where ``value`` is pointwise in one.
+
+    Returns:
+        The value without the views, and the movements from it to the memory of ``value``; None if a view leaves out or
+        repeats elements.
+    """
+    movements: tuple[Movement, ...] = ()
+    while True:
+        views = at_own_coordinates(value, VIEW)
+        view = next((view for view in views if is_source(view.under_views)), None)
+        if view is None:
+            return value, movements
+        attrs, shape = inverse(view.attrs), view.inputs[0].shape
+        if attrs is None or len(movements) == MOST_MOVEMENTS:
+            return None
+        value, movements = mover.move(value, attrs, shape), (*movements, (attrs, shape))
 
 
 def nearest(root: Node, kinds: Collection[Kind], passes: Callable[[Node], bool]) -> Iterator[Node]:

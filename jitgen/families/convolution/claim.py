@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from jitgen.families.convolution import NAME
 from jitgen.families.family import Claim, Partition
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates
-from jitgen.ir.graph import Movement, Node, kinds_of, topological
-from jitgen.ir.nodes import CONVOLVE, VIEW
+from jitgen.ir.analysis import at_coordinates_of, at_own_coordinates
+from jitgen.ir.graph import Node, kinds_of, topological
+from jitgen.ir.nodes import CONVOLVE
 from jitgen.ir.regions import Axis, Region, Stage, Store, grid_axes
-from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
+from jitgen.ir.views import Mover
 
 
 def claim(values: Sequence[Node], partition: Partition) -> Claim:
@@ -54,20 +54,11 @@ def _region(node: Node, stores: Sequence[Store]) -> Region:
 def _in_its_shape(result: int, node: Node, mover: Mover) -> Store | None:
     """Stores ``node``, result number ``result``, in the shape of the convolutions that it is pointwise in; None if
     there are none, or a view of one cannot be undone."""
-    value = node
-    movements: tuple[Movement, ...] = ()
-    while (view := _view_of_convolution(value)) is not None:
-        attrs, shape = inverse(view.attrs), view.inputs[0].shape
-        if attrs is None or len(movements) == MOST_MOVEMENTS:
-            return None
-        value, movements = mover.move(value, attrs, shape), (*movements, (attrs, shape))
+    undone = at_coordinates_of(node, mover, lambda source: source.kind is CONVOLVE)
+    if undone is None:
+        return None
+    value, movements = undone
     convolutions = list(at_own_coordinates(value, CONVOLVE))
     if not convolutions or any(node.shape != value.shape for node in convolutions):
         return None
     return Store(result, value, movements)
-
-
-def _view_of_convolution(root: Node) -> Node | None:
-    """Returns the first view of a convolution that is reached from ``root`` through pointwise nodes."""
-    views = at_own_coordinates(root, VIEW)
-    return next((view for view in views if view.under_views.kind is CONVOLVE), None)

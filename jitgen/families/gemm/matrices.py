@@ -10,12 +10,12 @@ the result an element of the matrix belongs. ``restored`` goes the other way.
 from __future__ import annotations
 
 from jitgen.ir import symbols
-from jitgen.ir.analysis import at_own_coordinates
+from jitgen.ir.analysis import at_coordinates_of, at_own_coordinates
 from jitgen.ir.equations import axes as equation_axes
-from jitgen.ir.graph import Movement, Node
-from jitgen.ir.nodes import PRODUCTS, VIEW
+from jitgen.ir.graph import Node
+from jitgen.ir.nodes import PRODUCTS
 from jitgen.ir.regions import Store
-from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
+from jitgen.ir.views import Mover, inverse
 
 
 def batch_rank(product: Node) -> int:
@@ -32,13 +32,10 @@ def products_of(root: Node) -> list[Node]:
 def flattened(result: int, node: Node, mover: Mover) -> Store:
     """Stores ``node``, result number ``result``, as a matrix of the shape of its products; unflattened if a view cannot
     be undone, or if there are no products or products of several shapes."""
-    value = node
-    movements: tuple[Movement, ...] = ()
-    while (view := _view_of_product(value)) is not None:
-        attrs, shape = inverse(view.attrs), view.inputs[0].shape
-        if attrs is None or len(movements) == MOST_MOVEMENTS:
-            return Store(result, node)
-        value, movements = mover.move(value, attrs, shape), (*movements, (attrs, shape))
+    undone = at_coordinates_of(node, mover, lambda source: source.kind in PRODUCTS)
+    if undone is None:
+        return Store(result, node)
+    value, movements = undone
     products = products_of(value)
     if not products or any(product.shape != value.shape for product in products):
         return Store(result, node)
@@ -75,9 +72,3 @@ def restored(store: Store, node: Node, mover: Mover) -> Node:
         assert back is not None  # ``flattened`` makes only movements that have an inverse
         value = mover.move(value, back, shape)
     return value
-
-
-def _view_of_product(root: Node) -> Node | None:
-    """Returns the first view of a product that is reached from ``root`` through pointwise nodes."""
-    views = at_own_coordinates(root, VIEW)
-    return next((view for view in views if view.under_views.kind in PRODUCTS), None)

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jitgen.ir.analysis import at_own_coordinates
-from jitgen.ir.graph import Movement, Node, walked
+from jitgen.ir.analysis import at_coordinates_of, at_own_coordinates
+from jitgen.ir.graph import Node, walked
 from jitgen.ir.index import Index
-from jitgen.ir.nodes import VIEW
 from jitgen.ir.regions import Store
-from jitgen.ir.views import MOST_MOVEMENTS, Mover, inverse
+from jitgen.ir.views import Mover
 
 
 def undone(position: int, value: Node, end: Node, index: Index, mover: Mover) -> Store | None:
     """Makes the store of ``value`` whose memory has the shape of ``end``, with the views between them undone; None if
     an operation between them is not pointwise, or a view cannot be undone."""
-    movements: tuple[Movement, ...] = ()
-    while (view := next((v for v in at_own_coordinates(value, VIEW) if v.under_views is end), None)) is not None:
-        attrs, shape = inverse(view.attrs), view.inputs[0].shape
-        if attrs is None or len(movements) == MOST_MOVEMENTS:
-            return None
-        value, movements = mover.move(value, attrs, shape), (*movements, (attrs, shape))
+    moved = at_coordinates_of(value, mover, lambda source: source is end)
+    if moved is None:
+        return None
+    value, movements = moved
     if value.shape != end.shape or not (value is end or end in at_own_coordinates(value, end.kind)):
         return None
 
