@@ -32,14 +32,12 @@ struct DenseResults : DenseProducts<Config, Epilogue, Batch, Scales> {
       group_barrier<128>(1 + threadIdx.x / 128, "staging of a warpgroup");
       Sum sums[chunk / 16][1][8];  // all are read before the first is stored: one latency for all of them
       RunPlace places[chunk / 16];
-      const int run = n + thread % 8 * 8, live = smaller(8, rows - run);
 #pragma unroll
       for (int i = 0; i < chunk / 16; ++i) {
         const int token = i * 16 + thread / 8;
         const Sum* const from = staging + token * pitch + thread % 8 * 8;
         gather(sums[i][0], from + thread % 8 / 4 * 4, from + (1 - thread % 8 / 4) * 4);
-        places[i] = {tile.below + smaller(m + token, columns - 1), live > 0 ? run : n, live > 0 ? live : smaller(8, rows - n),
-                     m + token < columns && live > 0};
+        places[i] = run_place<8>(m + token, columns, tile.below, n + thread % 8 * 8, n, rows);
       }
       run_epilogues(epilogue, places, sums);
     }
@@ -48,25 +46,10 @@ struct DenseResults : DenseProducts<Config, Epilogue, Batch, Scales> {
   static JITGEN_DEVICE void spread_swapped(int wanted, Sum* staging, const Sums& acc) {
     constexpr int chunk = Shape::chunk, turns = Shape::width / chunk;
     if constexpr (turn < blocks * turns) {
-      if (wanted == turn) spread_columns<turn % turns * chunk>(staging, acc[0][turn / turns]);
+      if (wanted == turn) spread_tokens<turn % turns * chunk, chunk, Shape::pitch, true>(staging, acc[0][turn / turns], Sum(1));
       spread_swapped<turn + 1>(wanted, staging, acc);
     }
   }
-  // Writes the sums of a chunk of a tile's columns from `first` on to [column][row] at `to`: this lane's of 64 rows. The
-  // halves of each run of eight are swapped in the last 32 rows, so that 16-byte reads of neighbouring runs are in
-  // different banks.
-  template <int first>
-  static JITGEN_DEVICE void spread_columns(Sum* to, const Sum (&acc)[Shape::width / 2]) {
-    constexpr int pitch = Shape::pitch;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    Sum* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ warp / 2 * 4);
-#pragma unroll
-    for (int i = 0; i < Shape::chunk / 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j];
-    }
-  }
-
   // The same with results that are computed as their sums lie in registers.
   template <class Own>
   JITGEN_DEVICE void finish_swapped_in_pairs(const Own& epilogue, const TilePlace& tile, const Sums& acc, int columns) const {
@@ -183,8 +166,7 @@ struct DenseResults : DenseProducts<Config, Epilogue, Batch, Scales> {
 #pragma unroll
       for (int i = 0; i < runs / 2; ++i) {
         const int m = row + (i * 32 + lane) / runs;
-        places[i] = {tile.below + smaller(m, rows - 1), live > 0 ? n : column,
-                     live > 0 ? live : smaller(run, columns - column), m < rows && live > 0};
+        places[i] = run_place<run>(m, rows, tile.below, n, column, columns);
       }
       if constexpr (Config::regions == 1) {
         run_epilogues(epilogue, places, sums);
@@ -243,21 +225,11 @@ struct DenseResults : DenseProducts<Config, Epilogue, Batch, Scales> {
   }
   template <class Own>
   JITGEN_DEVICE void finish_split(const Own& epilogue, const TilePlace& tile, int columns) const {
-    constexpr int pitch = Shape::sum_pitch, width = Config::columns / 8;
-    const int runs = smaller(rows - tile.row, Shape::rows) * width;  // runs of 8 columns of the result
-    const int last = runs * (rank + 1) / splits;
-#pragma unroll 1
-    for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
-      const int m = i / width, n = i % width * 8;
-      Sum sums[contractions][8];
-#pragma unroll
-      for (int c = 0; c < contractions; ++c) {
-        add_of_cluster<Config::most_splits>(sums[c], base + ((c * Shape::rows + m) * pitch + n) * 4, splits);
-      }
-      const int live = smaller(8, columns - tile.column - n);
-      if (live <= 0) continue;
-      run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.row + m, tile.column + n, sums, live);
-    }
+    add_share<contractions, Shape::rows, Config::columns, Shape::sum_pitch, Config::most_splits, Shape::consumers, Sum>(
+        base, smaller(rows - tile.row, Shape::rows), rank, splits, [&](int m, int n, const Sum (&sums)[contractions][8]) {
+          const int live = smaller(8, columns - tile.column - n);
+          if (live > 0) run_epilogue<(Config::regions > 1)>(epilogue, tile.region, tile.row + m, tile.column + n, sums, live);
+        });
   }
 };
 

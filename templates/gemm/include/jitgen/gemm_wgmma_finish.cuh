@@ -57,20 +57,8 @@ struct QuantizedFinish {
     }
   }
 
-  // Writes the sums of tokens first .. first + count to [token][column] at `to`: this lane's ones of 64 columns.
-  // `swapped`: the halves of each run of eight are swapped in the last 32 columns, so that 16-byte reads of neighbouring
-  // runs are in different banks.
-  template <int first, int count, int pitch, bool swapped>
-  static JITGEN_DEVICE void spread(float* to, const float (&acc)[tokens / 2]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    float* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ (swapped ? warp / 2 * 4 : 0));
-    constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
-#pragma unroll
-    for (int i = 0; i < count / 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j] * grown;
-    }
-  }
+  // The factor of the sums of what fragments have, where no scale of a row has it.
+  static constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
 
   // Of products of codes, whose rows have scales: computes all results of a block as their sums lie in registers, so that
   // what they read is read at once, and stages the results, which are half as many bytes as the sums.
@@ -79,7 +67,6 @@ struct QuantizedFinish {
     using Eight = typename Epilogue::template Results<8>;
     static_assert(sizeof(One) == 2 && sizeof(Eight) == 16 && Config::regions == 1, "one result of 16 bits");
     constexpr int area = contractions * Shape::chunk * Shape::pitch * 4, most = area / 2048 * 16;  // tokens staged at once
-    constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
     uint8_t* const staging = memory + Shape::staging_at + warpgroup * area;
     if (tile.column >= columns) return;  // the last blocks of a cluster that shares x may have no columns
@@ -131,8 +118,7 @@ struct QuantizedFinish {
     if constexpr (Shape::in_pairs && Shape::item == 1) {
       finish_in_registers(tile, acc, columns);
     } else if constexpr (Shape::in_pairs) {
-      constexpr float grown = Shape::group_scales ? Decode<Weight>::shrunk : 1.0f;
-      const int warpgroup = threadIdx.x / 128, first = tile.column + warpgroup * blocks * 64;
+        const int warpgroup = threadIdx.x / 128, first = tile.column + warpgroup * blocks * 64;
       finish_in_pairs_of_tokens<blocks, tokens, Shape::chunk>(
           epilogue, [&](int block, int i) { return acc[block][i] * grown; }, tile.row, rows, tile.below, first, columns,
           memory, base, Shape::staging_at + warpgroup * (Shape::chunk * Shape::pitch * 4), 1 + warpgroup);
@@ -166,10 +152,7 @@ struct QuantizedFinish {
         RunPlace places[chunk / 16];
 #pragma unroll
         for (int i = 0; i < chunk / 16; ++i) {
-          const int m = row + i * 16 + thread / 8, live = smaller(8, columns - column);
-          const int n = live > 0 ? column : tile.column;
-          places[i] = {tile.below + smaller(m, rows - 1), n, live > 0 ? live : smaller(8, columns - n),
-                       m < rows && live > 0};
+          places[i] = run_place<8>(row + i * 16 + thread / 8, rows, tile.below, column, tile.column, columns);
         }
         run_epilogues(epilogue, places, sums);
       } else {
@@ -186,8 +169,8 @@ struct QuantizedFinish {
       if (wanted == turn) {
 #pragma unroll
         for (int c = 0; c < contractions; ++c) {
-          spread<turn % turns * Shape::chunk, Shape::chunk, Shape::pitch, true>(
-              staging + c * Shape::chunk * Shape::pitch, acc[c * Shape::contraction_blocks + turn / turns]);
+          spread_tokens<turn % turns * Shape::chunk, Shape::chunk, Shape::pitch, true>(
+              staging + c * Shape::chunk * Shape::pitch, acc[c * Shape::contraction_blocks + turn / turns], grown);
         }
       }
       unrolled<turn + 1>(wanted, staging, acc);
@@ -203,24 +186,14 @@ struct QuantizedFinish {
 #pragma unroll
     for (int b = 0; b < blocks; ++b) {
       const int column = Shape::tile_of(threadIdx.x / 128, b) % Shape::contraction_tiles * 16;
-      spread<0, tokens, pitch, false>(sums + b / Shape::contraction_blocks * tokens * pitch + column, acc[b]);
+      spread_tokens<0, tokens, pitch, false>(sums + b / Shape::contraction_blocks * tokens * pitch + column, acc[b], grown);
     }
   }
   JITGEN_DEVICE void finish_split(const TilePlace& tile, int columns) const {
-    constexpr int pitch = Shape::sum_pitch, width = Shape::columns / 8;
-    const int runs = smaller(rows - tile.row, tokens) * width;  // runs of 8 columns
-    const int last = runs * (rank + 1) / splits;
-#pragma unroll 1
-    for (int i = runs * rank / splits + threadIdx.x; i < last; i += Shape::consumers) {
-      const int token = i / width, column = i % width * 8;
-      float sums[contractions][8];
-#pragma unroll
-      for (int c = 0; c < contractions; ++c) {
-        const uint32_t at = base + ((c * tokens + token) * pitch + column) * 4;
-        add_of_cluster<Config::most_splits>(sums[c], at, splits);
-      }
-      run(tile, tile.row + token, tile.column + column, sums, columns);
-    }
+    add_share<contractions, tokens, Shape::columns, Shape::sum_pitch, Config::most_splits, Shape::consumers, float>(
+        base, smaller(rows - tile.row, tokens), rank, splits, [&](int token, int column, const float (&sums)[contractions][8]) {
+          run(tile, tile.row + token, tile.column + column, sums, columns);
+        });
   }
 };
 

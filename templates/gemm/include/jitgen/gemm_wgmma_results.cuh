@@ -1,11 +1,26 @@
-// Stores results of 16 bits of a wgmma tile whose rows are columns of the result and whose columns are its rows, tokens:
-// of quantised weights, and of dense ones that have changed places with x.
+// From the sums of a wgmma tile whose rows are columns of the result and whose columns are its rows, tokens, to runs of
+// columns of a token: of quantised weights, and of dense ones that have changed places with x. A warpgroup stages 64
+// columns of some tokens in shared memory.
 #pragma once
 
 #include "jitgen/gemm_wgmma_walk.cuh"
 #include "jitgen/lanes.cuh"
 
 namespace jitgen {
+
+// Writes this lane's sums of tokens first .. first + count, each times `factor`, to [token][column] at `to`.
+// `swapped`: the halves of each run of eight are swapped in the last 32 columns, so that 16-byte reads of neighbouring
+// runs are in different banks.
+template <int first, int count, int pitch, bool swapped, class Sum, int size>
+JITGEN_DEVICE void spread_tokens(Sum* to, const Sum (&acc)[size], Sum factor) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  Sum* const corner = to + lane % 4 * 2 * pitch + warp * 16 + (lane / 4 ^ (swapped ? warp / 2 * 4 : 0));
+#pragma unroll
+  for (int i = 0; i < count / 8; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) corner[(i * 8 + j % 2) * pitch + j / 2 * 8] = acc[(first / 8 + i) * 4 + j] * factor;
+  }
+}
 
 // Computes results as their sums lie in registers, those of two tokens of a column at a time, and stages the results,
 // which are half as many bytes as the sums: runs of eight columns of a token, which are permuted so that no two meet in a

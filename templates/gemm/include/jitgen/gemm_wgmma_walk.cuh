@@ -127,6 +127,24 @@ JITGEN_DEVICE void add_of_cluster(Sum (&sums)[8], uint32_t at, int splits) {
   }
 }
 
+// This block's share of the runs of eight columns of a tile whose K is split among the blocks of a cluster: calls
+// `run(m, n, sums)` for each, with the sums of all blocks. They have left theirs at `base` of their shared memory, as
+// [contraction][height][pitch]; the tile has `rows` rows, which exist, of `width` columns.
+template <int contractions, int height, int width, int pitch, int most_splits, int threads, class Sum, class Run>
+JITGEN_DEVICE void add_share(uint32_t base, int rows, int rank, int splits, const Run& run) {
+  const int runs = rows * (width / 8), last = runs * (rank + 1) / splits;
+#pragma unroll 1
+  for (int i = runs * rank / splits + threadIdx.x; i < last; i += threads) {
+    const int m = i / (width / 8), n = i % (width / 8) * 8;
+    Sum sums[contractions][8];
+#pragma unroll
+    for (int c = 0; c < contractions; ++c) {
+      add_of_cluster<most_splits>(sums[c], base + ((c * height + m) * pitch + n) * 4, splits);
+    }
+    run(m, n, sums);
+  }
+}
+
 // all[region]. It is selected by comparisons, because an array of parameters that is indexed has to be in local memory.
 template <class Region, int regions>
 JITGEN_DEVICE Region region_of(const Region (&all)[regions], int region) {
@@ -223,13 +241,21 @@ JITGEN_DEVICE void gather(int32_t (&sums)[4], const int32_t* from) {
   sums[0] = four.x, sums[1] = four.y, sums[2] = four.z, sums[3] = four.w;
 }
 
-// Calls the epilogue of one region for `count` runs of columns of one tile, run i of which begins at row place[i].m and
-// column place[i].n. All results are computed before the first is stored, so that what they read besides the sums is
-// loaded at once. A run outside of the result has a place inside, and is not `stored`.
+// Where a run of columns begins, and how many of them exist. A run outside of the result has a place inside, and is not
+// `stored`.
 struct RunPlace {
   int m, n, live;
   bool stored;
 };
+// The place of the run of `width` columns from `n` on of row `m`. `inside` is a column of the tile that exists.
+template <int width>
+JITGEN_DEVICE RunPlace run_place(int m, int rows, int below, int n, int inside, int columns) {
+  const int live = smaller(width, columns - n);
+  return {below + smaller(m, rows - 1), live > 0 ? n : inside, live > 0 ? live : smaller(width, columns - inside),
+          m < rows && live > 0};
+}
+// Calls the epilogue of one region for `count` runs of columns of one tile. All results are computed before the first is
+// stored, so that what they read besides the sums is loaded at once.
 template <class Epilogue, class Sum, int count, int contractions, int width>
 JITGEN_DEVICE void run_epilogues(
     const Epilogue& epilogue, const RunPlace (&places)[count], const Sum (&sums)[count][contractions][width]) {
