@@ -245,15 +245,14 @@ def by_codes(trace: Trace, product: Node) -> Node:
         return trace.make(product.op, (left, right, *groups), dtype, product.shape, attrs)
 
     # 16 bits have all codes, but no product of a code and a scale. The gemm family multiplies codes where it can. What
-    # is computed of the result goes on in float32, which a cast to the dtype of ``x`` would round.
-    multiplied = x.dtype if x.dtype in ("float16", "bfloat16") else "float32"
+    # is computed of a result of 16 bits goes on in float32, where a cast would round it.
+    dtype = x.dtype if x.dtype in ("float16", "bfloat16") else "float32"
     codes, scales = quantized.codes(x, weight)
     if quantized.has_blocks(weight):
-        scaled = sums(trace.cast(quantized.values(codes, scales, weight), multiplied), weight, product.dtype)
+        scaled = sums(trace.cast(quantized.values(codes, scales, weight), dtype), weight, dtype)
     else:
-        wide = sums(trace.cast(codes, multiplied), weight, "float32")
-        scaled = pointwise(trace, "mul", wide, scales, result=product.dtype)
-    return with_gradient(trace, scaled, product, 1.0)
+        scaled = pointwise(trace, "mul", sums(trace.cast(codes, dtype), weight, "float32"), scales, result=dtype)
+    return with_gradient(trace, trace.cast(scaled, x.dtype), product, 1.0)
 
 
 def reshaped(trace: Trace, node: Node, shape: tuple[Any, ...]) -> Node:

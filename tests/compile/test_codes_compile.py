@@ -73,6 +73,14 @@ def test_groups_without_steps_of_32_columns_are_multiplied_as_float16(format: st
         assert re.search(r"(?:mma\.sync|wgmma\.mma_async)\S*f16\.f16", low.compile().asm["ptx"])
 
 
+@pytest.mark.parametrize(("backend", "target"), [("cuda", "sm_90a"), ("cuda", "sm_80"), ("triton", "sm_90a")])
+def test_activations_of_float64_are_quantised_in_blocks_too(backend: str, target: str) -> None:
+    """Their sums are float32, of which the result is made."""
+    weight = TensorSpec((128, 256), torch.float64, format="fp8_e4m3.rows128", activation="fp8_e4m3.block128")
+    low = jitgen.jit(linear, backend=backend).lower(TensorSpec((5, 256), torch.float64), weight, target=target)
+    low.compile()
+
+
 def test_products_of_several_matrices_say_that_scales_of_32_columns_are_decoded() -> None:
     experts = TensorSpec((4, 64, 128), torch.bfloat16, format="mxfp8", activation="mxfp8")
     batched = jitgen.jit(lambda x, w: x @ w.mT, backend="triton")

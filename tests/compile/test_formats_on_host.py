@@ -27,7 +27,8 @@ pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host c
 
 GROUPS = (32, 64, 96, None)
 VARIED = ("uint3.floatzeros", "uint8.floatzeros", "int4.float16", "fp8_e4m3.rows128", "int6.e8m0", "int2.e4m3")
-QUICK = ("int4", "uint3", "nvfp4")
+QUICK = ("int4", "uint3", "nvfp4", "int8")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def host_headers() -> dict[str, str]:
@@ -74,13 +75,9 @@ def test_two_rows_are_computed_by_tiles_of_their_own(
         assert_near(result, exact, spread)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("format", [*FORMATS, *VARIED])
-@pytest.mark.quick(
-    where=lambda format, dtype: (
-        format in QUICK and QUICK.index(format) == (dtype == torch.float16) + 2 * (dtype == torch.float32)
-    )
-)
+@pytest.mark.quick(where=lambda format, dtype: (format, dtype) in zip(QUICK, DTYPES, strict=True))
 def test_products(format: str, dtype: torch.dtype) -> None:
     torch.manual_seed(sum(map(ord, format)))
     number = sum(map(ord, format))

@@ -537,7 +537,8 @@ def _config(region: GemmRegion, layout: GemmLayout, schedule: BlockSchedule) -> 
         return [], members, f"jitgen::DenseWeight<{first.weight[0].storage}>"
     if format is not None:
         kind = "SimtQuant" if format.tiled else "SimtPlanes"
-        return [], schedule.members(), f"jitgen::{kind}<{_quantised(first, 'jitgen::bfloat16')}>"
+        scalar = CUDA.types[accumulator_dtype(dtype)]
+        return [], schedule.members(), f"jitgen::{kind}<{_list(_quantised(first, 'jitgen::bfloat16'), scalar)}>"
     return [], schedule.members(), _simt_dense([product.weight[0] for product in region.contractions])
 
 

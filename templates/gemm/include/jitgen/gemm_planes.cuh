@@ -340,16 +340,16 @@ struct PlaneWeight {
 };
 
 // The same weight for gemm_simt.cuh. A thread decodes what a lane of mma.sync would have of 16 rows by 16 k's.
-template <class Weight>
+template <class Weight, class Scalar_ = float>
 struct SimtPlanes {
-  using Scalar = float;
+  using Scalar = Scalar_;
   Weight weight;
 
   template <int outer, int depth, int threads>
   struct Tile {
     static constexpr int total = outer / 16 * 32 * (depth / 16), count = (total + threads - 1) / threads;
     static_assert(outer % 16 == 0 && depth % 16 == 0, "");
-    float values[count][8];
+    Scalar values[count][8];
 
     // Item `i` is of this row tile, k16 step and lane.
     static JITGEN_DEVICE int tile_of(int i) { return i / 32 / (depth / 16); }
@@ -363,7 +363,7 @@ struct SimtPlanes {
         const int place = threadIdx.x + i * threads, tile = first / 16 + tile_of(place), lane = place % 32;
         const int k = k0 + step_of(place) * 16, step = k / 16;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) values[i][j] = 0.0f;
+        for (int j = 0; j < 8; ++j) values[i][j] = Scalar(0);
         if (place >= total || tile * 16 >= limit || k >= K) continue;
         typename Weight::Codes codes;
         codes.read(weight.codes + (int64_t(tile) * chunks + step / 4) * (32 * Weight::bits), lane);
@@ -378,19 +378,19 @@ struct SimtPlanes {
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float scale = number_of(weight.scales[at + half]), zero = 0.0f;
-          if constexpr (Weight::factored) scale *= weight.factors[tile * 16 + lane / 4 + half * 8];
-          if constexpr (Weight::zero_points) zero = number_of(weight.zeros[at + half]);
+          Scalar scale = Scalar(number_of(weight.scales[at + half])), zero = Scalar(0);
+          if constexpr (Weight::factored) scale *= Scalar(weight.factors[tile * 16 + lane / 4 + half * 8]);
+          if constexpr (Weight::zero_points) zero = Scalar(number_of(weight.zeros[at + half]));
 #pragma unroll
           for (int r = half; r < 4; r += 2) {
-            values[i][2 * r] = (Weight::Kind::number(pairs[r] & 0xffffu) - zero) * scale;
-            values[i][2 * r + 1] = (Weight::Kind::number(pairs[r] >> 16) - zero) * scale;
+            values[i][2 * r] = (Scalar(Weight::Kind::number(pairs[r] & 0xffffu)) - zero) * scale;
+            values[i][2 * r + 1] = (Scalar(Weight::Kind::number(pairs[r] >> 16)) - zero) * scale;
           }
         }
       }
     }
     template <int stride>
-    JITGEN_DEVICE void store(float* to) const {
+    JITGEN_DEVICE void store(Scalar* to) const {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const int place = threadIdx.x + i * threads, lane = place % 32;

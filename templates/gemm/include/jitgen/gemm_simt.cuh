@@ -108,9 +108,9 @@ struct SimtComputed {
 };
 
 // A quantised weight in the "mma" layout. A thread decodes what a lane of mma.sync would have of 16 rows by 16 k's.
-template <class Weight>
+template <class Weight, class Scalar_ = float>
 struct SimtQuant {
-  using Scalar = float;
+  using Scalar = Scalar_;
   Weight weight;
 
   template <int outer, int depth, int threads>
@@ -121,7 +121,7 @@ struct SimtQuant {
     // Item `i` is of this row tile, k16 step and lane.
     static JITGEN_DEVICE int tile_of(int i) { return i / 32 / (depth / 16); }
     static JITGEN_DEVICE int step_of(int i) { return i / 32 % (depth / 16); }
-    float values[count][8];
+    Scalar values[count][8];
 
     JITGEN_DEVICE void load(const SimtQuant& from, int first, int limit, int k0, int K) {
       const Weight& weight = from.weight;
@@ -133,7 +133,7 @@ struct SimtQuant {
         const int k = k0 + step_of(position) * 16, step = k / 16;
         const bool live = position < total && tile * 16 < limit && k < K;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) values[i][j] = 0.0f;
+        for (int j = 0; j < 8; ++j) values[i][j] = Scalar(0);
         if (!live) continue;
         const uint32_t* from_codes = reinterpret_cast<const uint32_t*>(weight.codes) +
             ((int64_t(tile) * chunks * Weight::loads + step / (4 / words)) * 32 + lane) * 4 + step % (4 / words) * words;
@@ -150,12 +150,12 @@ struct SimtQuant {
           } else {
             code = int8_t(from_codes[j / 4] >> (half * 8 + j % 2 * 16) & 0xffu);
           }
-          values[i][j] = float(code) * load_scale(weight.scales[at + half]);
+          values[i][j] = Scalar(code) * Scalar(load_scale(weight.scales[at + half]));
         }
       }
     }
     template <int stride>
-    JITGEN_DEVICE void store(float* to) const {
+    JITGEN_DEVICE void store(Scalar* to) const {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const int position = threadIdx.x + i * threads, lane = position % 32;
