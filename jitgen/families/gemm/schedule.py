@@ -40,6 +40,11 @@ MOST_ROWS = 4096
 MATRIX_BUCKETS = (1, 8, 32, 128, 512)
 """Upper ends of the buckets of a batch, in matrices. Batches beyond the last end are one bucket more."""
 
+ID_BUCKETS = (1, 2, 4, 6, 8, 12, 32)
+"""The same of rows multiplied by ids, a matrix for each. Most are the experts of one token, an even number: with ends
+at 1, 2, 4, 8 and 32 what is chosen took 1.037 times as long as the fastest of 12 products, with these 1.025 times
+(H200, ``docs/measured/h200-ids.json``)."""
+
 DIALECTS_WITH_SPLIT_K = ("triton", "cuda")
 """Dialects whose rule may split K over a temporary (``k_splits``). The cuda dialect splits K within a cluster of blocks
 where that is enough (``cluster_k_splits``)."""
@@ -103,7 +108,7 @@ class Problem:
             return [Groups(rows * self.matrices, self.matrices, even=True) for rows in averages]
         fewest, most = self.group_count * (fewest_rows(self.rows) - 1) + 1, self.group_count * self.rows
         if self.rows == 1:  # on average
-            fewest, most = 1 + max((end for end in MATRIX_BUCKETS if end < self.matrices), default=0), self.matrices
+            fewest, most = self.fewest_matrices, self.matrices
         return [Groups(rows, self.group_count) for rows in sampled_rows(fewest, most)]
 
     @property
@@ -131,6 +136,11 @@ class Problem:
         return self.contractions[0].format is not None
 
 
+def matrix_buckets(grouping: str) -> tuple[int, ...]:
+    """Returns the upper ends of the buckets of the number of matrices of a batch, or of groups of rows."""
+    return ID_BUCKETS if grouping == "ids" else MATRIX_BUCKETS
+
+
 def bucket(rows: int) -> int:
     """Returns the upper end of the bucket of M that ``rows`` is in; for the last bucket ``MOST_ROWS``.
 
@@ -150,7 +160,7 @@ def problem(
 ) -> Problem:
     """Describes the problem that the schedule of ``kernel`` is chosen for."""
     first = geometries[0]
-    matrices = device.rows(first.matrices) if first.matrices > 1 else 1
+    matrices, ends = device.rows(first.matrices) if first.matrices > 1 else 1, matrix_buckets(first.grouping)
     rows = first.rows
     if first.grouping in BY_ROWS:
         rows = 1 if first.grouping == "ids" else -(-first.rows // max(first.group_count, 1))
@@ -163,9 +173,9 @@ def problem(
         layouts=tuple(layouts),
         wide=any(layout.wide for layout in layouts),
         device=device,
-        matrices=next((end for end in MATRIX_BUCKETS if matrices <= end), 2 * MATRIX_BUCKETS[-1]),
+        matrices=next((end for end in ends if matrices <= end), 2 * ends[-1]),
         fewest_rows=1 if device.batch_invariant or first.grouping else fewest_rows(rows),
-        fewest_matrices=1 + max((end for end in MATRIX_BUCKETS if end < matrices), default=0),
+        fewest_matrices=1 + max((end for end in ends if end < matrices), default=0),
         group_count=max(1, first.group_count),
     )
 
@@ -256,7 +266,7 @@ def buckets(graph: Graph, environment: Mapping[str, Any], device: Device) -> lis
             if product.kind is GROUPED and len(product.inputs[1].shape) == 3:
                 groups = product.inputs[1].shape[0]
                 if device.is_gpu and isinstance(groups, int):  # fewer rows than groups are in buckets of their own
-                    ends = tuple(end for end in MATRIX_BUCKETS if end < groups)
+                    ends = tuple(end for end in matrix_buckets(product.attrs.by) if end < groups)
                     buckets_.append(SizeBuckets(rows, ends, node=product))
                 rows = symbols.floordiv(symbols.add(rows, symbols.sub(groups, 1)), groups or 1)  # type: ignore[assignment]
             buckets_.append(SizeBuckets(rows, ROW_BUCKETS, node=product))

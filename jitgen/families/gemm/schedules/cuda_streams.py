@@ -15,7 +15,6 @@ from statistics import geometric_mean
 
 from jitgen.device import Device
 from jitgen.families.gemm import stream_tiles
-from jitgen.families.gemm.block_mainloops import EIGHT
 from jitgen.families.gemm.claim import Prologue
 from jitgen.families.gemm.mainloops import (
     BlockSchedule,
@@ -29,6 +28,7 @@ from jitgen.families.gemm.mainloops import (
 )
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.stream_tiles import StreamWeights, shortened
+from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Decision
@@ -92,7 +92,7 @@ def _tokens(rows: int) -> int:
 def weights_of(problem: Problem) -> StreamWeights:
     """Returns the facts on which the choice of tiles depends."""
     first, count = problem.contractions[0], len(problem.contractions)
-    matrices = 1 if problem.uneven else problem.groups
+    matrices = 1 if problem.uneven or problem.grouping == "ids" else problem.groups
     if not problem.grouping:  # in the middle of a batch's bucket
         matrices = round(math.sqrt(problem.fewest_matrices * problem.matrices))
     tiles = matrices * count * sum(-(-columns // 16) for columns in problem.columns)
@@ -115,14 +115,18 @@ def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
         weights = _in_pairs(weights)
     elif isinstance(candidate, MmaCodes):
         weights = replace(_in_pairs(weights), loads=2)
-    if problem.uneven:
-        # Rows by ids are estimated as tiles of eight rows too, whose constants were fitted to groups: the mean of both
-        # chooses the fastest of ten tiles of each of three blocks of one token on an H100, or one within 2 % of it.
-        tiles = {candidate, replace(candidate, tokens=EIGHT)} if problem.grouping == "ids" else {candidate}
+    if problem.grouping == "ids":
+        # Each row has tiles of its own, as one row has of a matrix with more columns: what is estimated the fastest
+        # took 1.025 times as long as the fastest of 20 to 40 tiles of each of 12 products (1.07 at worst; H200,
+        # docs/measured/h200-ids.json), and 1.066 times (1.14) by the model of groups.
         return geometric_mean(
-            stream_tiles.microseconds(one, groups.rows, weights, shared_bytes, groups)
+            stream_tiles.microseconds(candidate, 1, replace(weights, tiles=rows * weights.tiles), shared_bytes)
+            for rows in sampled_rows(problem.fewest_matrices, problem.matrices)
+        )
+    if problem.uneven:
+        return geometric_mean(
+            stream_tiles.microseconds(candidate, groups.rows, weights, shared_bytes, groups)
             for groups in problem.divisions
-            for one in tiles
         )
     return geometric_mean(
         stream_tiles.microseconds(candidate, rows, weights, shared_bytes)
