@@ -310,6 +310,8 @@ class TensorSpec:
                 f"{list(self.shape)} of "
                 f"{self.dtype}" + (f" with strides {self.strides}" if self.strides is not None else "")
             )
+        if len(self.shape) == 3 and isinstance(self.shape[1], int):
+            formats.check_matrices(row, self.shape[1])
 
     @staticmethod
     def parse(text: str) -> TensorSpec:

@@ -402,6 +402,15 @@ def check_group_size(group_size: int | None, format: str | Format | None = None)
     return group_size
 
 
+def check_matrices(format: Format, rows: int) -> None:
+    """Raises a FormatError where matrices of ``rows`` rows, several of which are one weight, would share scales."""
+    if rows % (format.scale_rows or rows + 1):  # one scale for the whole weight is for no matrix of several
+        raise FormatError(
+            f"rows of a weight of {format.name} share scales, and matrices of {rows} rows would too: use a format with "
+            "scales of each row"
+        )
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Holds the sizes from which the shapes of a weight's tensors follow.

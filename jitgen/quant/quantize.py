@@ -32,7 +32,18 @@ from jitgen.errors import FormatError
 from jitgen.quant import layouts
 from jitgen.quant.activations import check_activation
 from jitgen.quant.decode import decode_rows, row_chunks
-from jitgen.quant.formats import E8M0_BIAS, SCALES, Float, Format, Integer, check_group_size, find, geometry, round_up
+from jitgen.quant.formats import (
+    E8M0_BIAS,
+    SCALES,
+    Float,
+    Format,
+    Integer,
+    check_group_size,
+    check_matrices,
+    find,
+    geometry,
+    round_up,
+)
 from jitgen.quant.layouts import Tensors, portable
 from jitgen.quant.qtensor import QTensor
 
@@ -168,12 +179,8 @@ def _check(weight: torch.Tensor, format: Format) -> None:
             f"the weight has {weight.dim()} dimensions, {tuple(weight.shape)}; quantize takes [N, K] as nn.Linear has "
             "it, or [experts, N, K]: reshape it"
         )
-    sharing = format.scale_rows or weight.shape[-2] + 1  # one scale for the whole weight is for no matrix of several
-    if weight.dim() == 3 and weight.shape[1] % sharing:
-        raise FormatError(
-            f"rows of a weight of {format.name} share scales, and matrices of {weight.shape[1]} rows would too: "
-            "use a format with scales of each row"
-        )
+    if weight.dim() == 3:
+        check_matrices(format, weight.shape[1])
     for qualifier, instead in _EXTRAS.items():
         if getattr(format, qualifier):
             raise FormatError(f"{instead}; use {format.stored.name}, without .{qualifier}")

@@ -159,6 +159,8 @@ def test_a_weight_of_three_dimensions(tmp_path: Path) -> None:
         jitgen.jit(lambda x, w: torch._grouped_mm(x, w.mT, offsets))(x.flatten(0, 1), parts)
     with pytest.raises(FormatError, match="share scales"):
         jitgen.quantize(plain, "fp8_e4m3.tensor")
+    with pytest.raises(jitgen.FormatError, match="matrices of 32 rows would too"):
+        jitgen.TensorSpec((3, 32, 128), torch.float32, format="fp8_e4m3.rows128", group_size=128)
 
 
 @pytest.mark.parametrize(("format", "group"), [("int4", 32), ("fp8_e4m3.rows128", 128), ("mxfp4", None)])
