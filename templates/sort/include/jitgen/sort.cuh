@@ -21,7 +21,7 @@ JITGEN_DEVICE T of_lane(T value, int lane) {
 template <bool descending>
 JITGEN_DEVICE uint32_t precedence(float value) {
   if (value != value) return descending ? 0xffffffffu : 0u;
-  const uint32_t bits = value == 0.0f ? 0u : uint32_t(__float_as_int(value));
+  const uint32_t bits = uint32_t(__float_as_int(value + 0.0f));  // of -0, those of 0
   const uint32_t ascending = bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
   return descending ? ascending : ~ascending;
 }
@@ -79,9 +79,16 @@ JITGEN_DEVICE float preceding(uint32_t ascending) {
   return __int_as_float(int(ascending ^ (ascending >> 31 ? 0x80000000u : 0xffffffffu)));
 }
 
-// Sorts `keys`, the greatest first, by odd-even merges (Batcher, 1968).
+// An element's precedence and place: of equal elements that with the greater `~place` comes first.
+struct Key {
+  uint32_t precedence, inverted_place;
+  JITGEN_DEVICE uint64_t whole() const { return uint64_t(precedence) << 32 | inverted_place; }
+};
+
+// Sorts `keys`, the greatest first, by odd-even merges (Batcher, 1968). One comparison chooses four words: as a swap of
+// 64-bit numbers it would be compiled to two.
 template <int count>
-JITGEN_DEVICE void sort_keys(uint64_t (&keys)[count]) {
+JITGEN_DEVICE void sort_keys(Key (&keys)[count]) {
 #pragma unroll
   for (int run = 1; run < count; run *= 2) {
 #pragma unroll
@@ -90,10 +97,13 @@ JITGEN_DEVICE void sort_keys(uint64_t (&keys)[count]) {
       for (int i = 0; i < count; ++i) {
         const int from = distance % run;  // 0 in a run's first merge
         const bool first = i >= from && (i - from) % (2 * distance) < distance && i + distance < count;
-        if (first && i / (2 * run) == (i + distance) / (2 * run) && keys[i] < keys[i + distance]) {
-          const uint64_t key = keys[i];
-          keys[i] = keys[i + distance];
-          keys[i + distance] = key;
+        if (first && i / (2 * run) == (i + distance) / (2 * run)) {
+          const Key a = keys[i], b = keys[i + distance];
+          const bool swap = a.whole() < b.whole();
+          keys[i].precedence = swap ? b.precedence : a.precedence;
+          keys[i].inverted_place = swap ? b.inverted_place : a.inverted_place;
+          keys[i + distance].precedence = swap ? a.precedence : b.precedence;
+          keys[i + distance].inverted_place = swap ? a.inverted_place : b.inverted_place;
         }
       }
     }
@@ -107,28 +117,29 @@ template <class Order, int tile, class Element>
 JITGEN_DEVICE void select_ranks(const Element (&elements)[tile], int32_t (&places)[tile], int start, int count, int lane,
                                 Element& rank, int32_t& place) {
   if constexpr (sizeof(Element) <= 4) {
-    uint64_t keys[tile];  // the precedence, then the place; what is nowhere comes last
+    Key keys[tile];  // what is nowhere comes last
 #pragma unroll
     for (int j = 0; j < tile; ++j) {
-      const uint32_t precedence = places[j] == nowhere ? 0u : Order::precedence(elements[j]);
-      keys[j] = uint64_t(precedence) << 32 | uint32_t(~places[j]);
+      const uint32_t precedence = Order::precedence(elements[j]);
+      keys[j] = {places[j] == nowhere ? 0u : precedence, ~uint32_t(places[j])};
     }
     sort_keys(keys);
 #pragma unroll 1
     for (int i = 0; i < start + count; ++i) {
-      const uint32_t precedence = uint32_t(keys[0] >> 32), greatest = __reduce_max_sync(0xffffffffu, precedence);
-      const uint32_t at = __reduce_max_sync(0xffffffffu, precedence == greatest ? uint32_t(keys[0]) : 0u);
-      if (i == start + lane) place = int32_t(~at);
-      if (uint32_t(keys[0]) == at) {
+      const uint32_t greatest = __reduce_max_sync(0xffffffffu, keys[0].precedence);
+      const uint32_t mine = keys[0].precedence == greatest ? keys[0].inverted_place : 0u;
+      const uint32_t first = __reduce_max_sync(0xffffffffu, mine);
+      if (i == start + lane) place = int32_t(~first);
+      if (keys[0].inverted_place == first) {
 #pragma unroll
         for (int j = 1; j < tile; ++j) keys[j - 1] = keys[j];
-        keys[tile - 1] = uint32_t(~nowhere);
+        keys[tile - 1] = {0u, ~uint32_t(nowhere)};
       }
     }
 #pragma unroll
     for (int j = 0; j < tile; ++j) {
-      const Element other = of_lane(elements[j], place % 32);
-      if (place / 32 == j) rank = other;
+      const Element other = of_lane(elements[j], place & 31);
+      if (place >> 5 == j) rank = other;
     }
     return;
   }
