@@ -24,7 +24,7 @@ INTERRUPTED = 130
 @click.argument("manifest", metavar="[MANIFEST | FILE_OR_MODULE:FUNCTION]", required=False)
 @arguments_option
 @click.option("--model", help="A manifest that jitgen ships, such as llama-3-8b.")
-@click.option("--target", help="Whose schedules [default: this machine's GPU, or cpu]. Only --dry-run takes another's.")
+@click.option("--target", help="Whose schedules: this machine's GPU [default], or cpu. Only --dry-run takes another's.")
 @click.option("--family", "families", multiple=True, help="Such as gemm; give it again for another [default: all].")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), help="Worker processes that compile [default: what fits].")
@@ -63,6 +63,7 @@ def tune(
     from jitgen.deploy import tune as tuning
     from jitgen.errors import JitgenError
     from jitgen.families import registry
+    from jitgen.spec import Target
 
     known = [family.name for family in registry.FAMILIES]
     if unknown := [family for family in families if family not in known]:
@@ -70,17 +71,19 @@ def tune(
     if not math.isfinite(seconds):
         raise click.UsageError(f"--seconds {seconds} is no budget: give a finite number")
     if (manifest is None) == (model is None):
-        raise click.UsageError("name a manifest, or a shipped one by --model")
-    own, chip, device = _here()
-    wanted = target or str(own)
-    if wanted != str(own) and wanted != "cpu" and not dry_run:
-        raise click.UsageError(f"this machine measures schedules for {own}, and not for {wanted}; use --dry-run")
-    parsed = own if wanted in (str(own), "cpu") and device.type == "cpu" else _parsed(wanted)
+        raise click.UsageError("name a manifest or a function, such as model.py:gate, or a shipped manifest by --model")
+    here = _here()
+    parsed = Target.parse(target) if target else here[0][0]
+    own = [(chip, device) for one, chip, device in here if one == parsed]
+    if not own and not dry_run:
+        targets = " and ".join(str(one) for one, *_ in here)
+        raise click.UsageError(f"this machine measures schedules for {targets}, and not for {parsed}; use --dry-run")
+    chip, device = own[0] if own else (None, here[0][2])
     if texts or (manifest is not None and ":" in manifest):
         entries = [_entry_of(manifest, texts, str(parsed))]
     else:
         entries = list(manifest_schema.read(catalog.find(manifest or model or "")))
-    problems = list(tuning.problems_of(entries, parsed, chip if str(parsed) == str(own) else None))
+    problems = list(tuning.problems_of(entries, parsed, chip))
     problems = [problem for problem in problems if not families or problem.family in families]
     if not problems:
         say(
@@ -162,27 +165,22 @@ def _entry_of(function: str | None, texts: tuple[str, ...], target: str) -> Any:
     return manifests.entry_of(lowered.graph, lowered, lowered.environment, memory, (requested, None))
 
 
-def _here() -> tuple[Any, Any, Any]:
-    """Returns the target, the chip and the device that this machine measures on: its GPU, else its CPU."""
+def _here() -> list[tuple[Any, Any, Any]]:
+    """Returns the targets, chips and devices that this machine measures on: its GPU, if it has one, and its CPU."""
     import torch
 
     from jitgen.schedule import chips
     from jitgen.spec import host_target
 
+    host = (host_target(), None, torch.device("cpu"))
     if not torch.cuda.is_available():
-        return host_target(), None, torch.device("cpu")
+        return [host]
     from jitgen.runtime import cuda
 
     index = torch.cuda.current_device()
     target = cuda.target_of(index)
     chip = chips.of_device(target, cuda.name_of(index), cuda.multiprocessors(index))
-    return target, chip, torch.device("cuda", index)
-
-
-def _parsed(text: str) -> Any:
-    from jitgen.spec import Target
-
-    return Target.parse(text)
+    return [(target, chip, torch.device("cuda", index)), host]
 
 
 def _list(problems: list[Problem], ahead: Sequence[Waiting], as_json: bool) -> None:

@@ -74,10 +74,12 @@ class Files:
         Raises:
             CacheError: there is another line.
         """
-        if not self.lines.is_file():
+        if not self.lines.exists():
             return []
         number = 0
         try:
+            if not self.lines.is_file():
+                raise ValueError("it is no file")
             text = self.lines.read_text()
             lines: list[Line] = []
             for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):  # noqa: B007  named below
@@ -108,7 +110,7 @@ class Files:
 
     def row_of(self, row: Row) -> Row | None:
         """Returns the row that is kept for the chip, the dialect and the problem of ``row``."""
-        if not self.rows.is_file():
+        if not self.rows.exists():
             return None
         rows = tuned.read(self.rows, self.target, self.family)
         return next((one for one in rows if _key(one.as_json) == _key(row.as_json)), None)
@@ -147,7 +149,7 @@ class Files:
         Raises:
             CacheError: it is a file of another form, to which nothing is added.
         """
-        if not self.rows.is_file():
+        if not self.rows.exists():
             return {"schema": tuned.SCHEMA, "target": self.target, "family": self.family, "rows": []}
         tuned.read(self.rows, self.target, self.family)
         content: dict[str, Any] = json.loads(self.rows.read_text())

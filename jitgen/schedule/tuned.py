@@ -167,6 +167,8 @@ def read(path: str | os.PathLike[str], target: str, family: str) -> tuple[Row, .
             thing that is wrong.
     """
     try:
+        if not os.path.isfile(path):
+            raise ValueError("it is no file")
         with open(path, "rb") as file:
             raw = file.read(FILE_LIMIT + 1)
         if len(raw) > FILE_LIMIT:
@@ -189,7 +191,7 @@ def _table(directory: Path, target: str, family: str) -> Mapping[str, Row]:
     """Returns the rows of one file by their problem, as they were when this process first asked; none if there is no
     such file, or its form is unknown."""
     path = directory / target / f"{family}.json"
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
         rows = [replace(row, source=f"{path}, rows[{n}]") for n, row in enumerate(read(path, target, family))]

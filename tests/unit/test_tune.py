@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 
 import jitgen
+from jitgen.cli import tune as cli
 from jitgen.cli.group import jitgen as command
 from jitgen.deploy import manifest_schema, measurements, trials, tune, work
 from jitgen.deploy.trials import Program, Seconds
@@ -307,6 +308,11 @@ def test_a_table_that_nothing_may_be_added_to_is_found_before_anything_is_measur
     (directory / "gemm.json").write_text("{")
     with pytest.raises(CacheError, match=r"gemm\.json is no table of measured choices"):
         tune.tune([problem], tmp_path, CPU, 300, jobs=1)
+    for name in ("gemm.json", "gemm.measured.jsonl"):
+        (directory / name).unlink(missing_ok=True)
+        (directory / name).mkdir()
+        with pytest.raises(CacheError, match=rf"{name} .*it is no file"):
+            tune.tune([problem], tmp_path, CPU, 300, jobs=1)
     with pytest.raises(CacheError, match=r"gemm\.json cannot be written"):
         tune.tune([problem], Path("/proc/nowhere"), CPU, 300, jobs=1)
 
@@ -559,13 +565,25 @@ def test_the_command_lists_problems_of_another_target(monkeypatch: pytest.Monkey
 def test_the_command_measures_on_this_machine_alone() -> None:
     other = CliRunner().invoke(command, ["tune", "--model", "llama-3-8b", "--target", "sm_80"])
     assert other.exit_code == 2
-    assert "--dry-run" in other.output
+    assert f"for {host_target()}, and not for sm_80; use --dry-run" in " ".join(other.output.split())
     endless = CliRunner().invoke(command, ["tune", "--model", "llama-3-8b", "--seconds", "nan"])
     assert endless.exit_code == 2
     assert "finite" in endless.output
     nothing = CliRunner().invoke(command, ["tune"])
     assert nothing.exit_code == 2
     assert "--model" in nothing.output
+
+
+def test_a_machine_with_a_gpu_measures_its_cpu_too(
+    manifest: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = cli._here()[-1]
+    monkeypatch.setattr(cli, "_here", lambda: [(Target.parse("sm_90a"), None, torch.device("cuda", 0)), host])
+    budget = ["--output", str(tmp_path), "--jobs", "1", "--json"]
+    result = CliRunner().invoke(command, ["tune", str(manifest), "--target", "cpu", *budget])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["measured"]
+    assert [path.name for path in tmp_path.iterdir()] == [str(host_target())]
 
 
 def test_the_command_says_where_there_is_nothing_to_measure(tmp_path: Path) -> None:
