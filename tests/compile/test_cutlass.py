@@ -34,10 +34,11 @@ def spec(*shape: int) -> TensorSpec:
 
 
 BLOCK = (block, (spec(777, 256), spec(256, 512), spec(512), spec(512), spec(777, 512)))
+ROUNDED = (lambda x, w: F.linear(x, w).float().sin(), (spec(777, 256), spec(512, 256)))
 LINEAR = (linear, (spec(777, 256), spec(512, 256)))
 
 
-@pytest.mark.parametrize(("case", "tile"), [(BLOCK, (128, 128, 2, False)), (LINEAR, (128, 256, 1, False))])
+@pytest.mark.parametrize(("case", "tile"), [(BLOCK, (128, 128, 2)), (LINEAR, (128, 256, 1)), (ROUNDED, (128, 256, 2))])
 def test_it_multiplies_by_wgmma_and_stores_by_tensor_maps(case: Any, tile: Any, monkeypatch: Any) -> None:
     function, specs = case
     monkeypatch.setattr(cutlass, "TILES", (tile,))

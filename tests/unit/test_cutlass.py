@@ -152,6 +152,29 @@ def test_tiles_fit_shared_memory(rows: int) -> None:
     assert all(size <= 256 for described in maps for size in described.box)
 
 
+VECTOR, MATRIX = spec(COLUMNS), spec(ROWS, COLUMNS)
+SINGLE, SINGLES = spec(COLUMNS, dtype=torch.float32), spec(ROWS, COLUMNS, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "specs", "shared_bytes"),
+    [
+        (linear, (X, WEIGHT), 214016),
+        (lambda x, w, r: F.linear(x, w) + r, (X, WEIGHT, MATRIX), 230400),
+        (lambda x, w: F.linear(x, w).float(), (X, WEIGHT), 231424),
+        (lambda x, w, b: F.linear(x, w).float() + b, (X, WEIGHT, VECTOR), 231424),
+        (lambda x, w, a, b, c: (F.linear(x, w) + a) * b + c, (X, WEIGHT, SINGLE, SINGLE, VECTOR), 184320),
+        (lambda x, w, r, q: F.linear(x, w) * r + q, (X, WEIGHT, MATRIX, SINGLES), 215040),
+    ],
+)
+def test_shared_memory_is_what_cutlass_takes(function: Any, specs: Any, shared_bytes: int, monkeypatch: Any) -> None:
+    """Sizes of ``GemmKernel::SharedStorage`` as NVRTC 13.5 has them of CUTLASS 4.2; a kernel does not compile where its
+    launch has less."""
+    monkeypatch.setattr(cutlass, "TILES", ((128, 256, 2),))
+    (schedule,) = lower(function, *specs).lowered.schedules
+    assert schedule.shared_bytes == shared_bytes
+
+
 def rounded_to(dtype: torch.dtype) -> Any:
     return lambda x, w, b: (F.linear(x, w) * b).to(dtype)
 

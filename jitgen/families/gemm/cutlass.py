@@ -19,18 +19,22 @@ from jitgen.families.gemm.layout import GemmGeometry, GemmLayout
 from jitgen.ir.body import Body
 from jitgen.kernel.operands import SWIZZLE_BYTES, MappedTensor, item_size, mapped_tensor
 from jitgen.kernel.printed_entry import map_names
+from jitgen.quant.formats import round_up
 
-STORAGE_BYTES = 1024
-"""Shared memory in bytes that a block has for barriers and alignment, besides tiles."""
+BARRIER_BYTES = 512
+"""Shared memory in bytes that barriers of pipelines and of the scheduler take at most."""
+SWIZZLE_ROWS = 8
+"""Rows of a piece after which its swizzle repeats: pieces are aligned to as many of their rows."""
 BATCH_RANK = 1
 """Dimensions that CUTLASS's tensors have before rows and columns."""
 
 
-def epilogue_bytes(schedule: CutlassTile, body: Body, layout: GemmLayout) -> int:
-    """Returns the shared memory of the epilogue of ``body``: two pieces of the result, or four where as many are read
-    ahead, and what is read for each column."""
+def fixed_bytes(schedule: CutlassTile, body: Body, layout: GemmLayout) -> int:
+    """Returns the shared memory of a block besides its stages, as CUTLASS lays it out for the epilogue of ``body``:
+    barriers; two pieces of the result, or four where as many are read ahead; and what is read for each column, at least
+    a byte. Each of the three ends at a multiple of the alignment of a piece."""
     result, source = cutlass_epilogue.mapped_operands(body, layout)
-    piece = EPILOGUE_ROWS * EPILOGUE_COLUMNS * item_size(body.operands[result].dtype)
+    row = EPILOGUE_COLUMNS * item_size(body.operands[result].dtype)
     pieces = schedule.block_m // EPILOGUE_ROWS * (schedule.block_n // EPILOGUE_COLUMNS)
     count = min(pieces, 2) if source is None else max(min(pieces, 4), min(pieces, 2) + 1)
     columns = sum(
@@ -38,7 +42,8 @@ def epilogue_bytes(schedule: CutlassTile, body: Body, layout: GemmLayout) -> int
         for i in body.instructions
         if i.op == "load" and layout.operands[i.attr] == "column"
     )
-    return count * piece + columns * schedule.block_n
+    ends = (BARRIER_BYTES, count * EPILOGUE_ROWS * row, max(1, columns * schedule.block_n))
+    return sum(round_up(end, SWIZZLE_ROWS * row) for end in ends)
 
 
 def stage_bytes(schedule: CutlassTile, dtype: str) -> int:

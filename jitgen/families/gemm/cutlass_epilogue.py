@@ -67,13 +67,11 @@ class Epilogue:
         operations: of its graph, in order.
         result: the operand that is stored by a tensor map.
         source: the operand that is copied ahead by a tensor map; None without one.
-        row_bytes: bytes of shared memory for each column of a tile, for what is read once for each column.
     """
 
     operations: tuple[Operation, ...]
     result: int
     source: int | None
-    row_bytes: int
 
 
 def lack(body: Body, layout: GemmLayout) -> str | None:
@@ -151,7 +149,6 @@ class _Graph:
         self.result, self.source = mapped_operands(body, layout)
         self.operations: list[Operation] = []
         self.numbers: dict[int, int] = {}  # of the operation of each instruction
-        self.row_bytes = 0
 
     def made(self) -> Epilogue:
         stores: list[tuple[int, int]] = []
@@ -173,7 +170,7 @@ class _Graph:
         value = next(value for operand, value in stores if operand == self.result)
         element = evt.ELEMENTS[self.operands[self.result].dtype]
         self._add(f"Sm90Compute<Identity, {element}, float, {ROUNDED}>", (self._number(value),))
-        return Epilogue(tuple(self.operations), self.result, self.source, self.row_bytes)
+        return Epilogue(tuple(self.operations), self.result, self.source)
 
     def _add(
         self, type: str, edges: tuple[int, ...], arguments: str = "{}", function: str = "", parameters: int = 0
@@ -218,7 +215,6 @@ class _Graph:
         if operand == self.source:
             return f"Sm90SrcFetch<{element}>", (), "{}"
         if kind == "column":
-            self.row_bytes += item_size(self.operands[operand].dtype)
             type = f"Sm90RowBroadcast<0, BlockTile, {element}, float, Stride<_0, _1, int64_t>, 1, false>"
             return type, (), f"{{{self._pointer(operand)}, {element}(0), {{}}}}"
         if kind == "scalar":

@@ -87,7 +87,7 @@ def _fitted(tile: tuple[int, int, int], problem: Problem) -> CutlassTile:
     block_m, block_n, cluster = tile
     block_k = SWIZZLE_BYTES // item_size(problem.dtype)
     schedule = CutlassTile(block_m, block_n, block_k, cluster, SWIZZLE, wide=problem.wide)
-    fixed = cutlass.epilogue_bytes(schedule, problem.bodies[0], problem.layouts[0]) + cutlass.STORAGE_BYTES
+    fixed = cutlass.fixed_bytes(schedule, problem.bodies[0], problem.layouts[0])
     stage = cutlass.stage_bytes(schedule, problem.dtype)
     stages = (problem.target.shared_bytes - fixed) // stage
     return replace(schedule, stages=stages, shared_bytes=fixed + stages * stage)
