@@ -62,10 +62,10 @@ def test_two_rows_by_ids_have_the_tiles_of_a_row_and_twice_the_columns(
 
 
 def test_tiles_of_rows_by_ids_are_near_the_fastest_that_were_timed() -> None:
-    """Of up to 40 tiles of each of 12 quantised products on an H200: 1.03 times the fastest one's time on average, 1.08
-    at worst (docs/measured/h200-ids.json)."""
+    """Of up to 40 tiles of each of 12 quantised products on an H200, and of 14 of 6 that no choice was made by: 1.02
+    and 1.06 times the fastest one's time on average, 1.07 and 1.17 at worst (docs/measured/h200-ids.json)."""
     times = []
-    for row in TIMED["results"]:
+    for row in (*TIMED["results"], *TIMED["held out"]):
         matrices, rows, columns, length = row["sizes"]
         if row["format"] == "bf16":
             continue
@@ -77,6 +77,7 @@ def test_tiles_of_rows_by_ids_are_near_the_fastest_that_were_timed() -> None:
         shape = (tiles.row_tiles, tiles.warps_n, tiles.warps_k, tiles.stages, tiles.cluster_k_splits)
         timed = row["microseconds"]["ids"]
         times.append(timed[" ".join(map(str, shape))] / min(time for name, time in timed.items() if name in CANDIDATES))
-    assert len(times) == 12
-    assert geometric_mean(times) < 1.03
-    assert max(times) < 1.08
+    assert len(times) == 18
+    assert geometric_mean(times[:12]) < 1.03
+    assert geometric_mean(times[12:]) < 1.06
+    assert max(times) < 1.17

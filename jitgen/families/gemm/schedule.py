@@ -41,9 +41,8 @@ MATRIX_BUCKETS = (1, 8, 32, 128, 512)
 """Upper ends of the buckets of a batch, in matrices. Batches beyond the last end are one bucket more."""
 
 ID_BUCKETS = (1, 2, 4, 6, 8, 12, 32)
-"""The same of rows multiplied by ids, a matrix for each. Most are the experts of one token, an even number: with ends
-at 1, 2, 4, 8 and 32 what is chosen took 1.037 times as long as the fastest of 12 products, with these 1.025 times
-(H200, ``docs/measured/h200-ids.json``)."""
+"""The same of rows multiplied by ids, a matrix for each. Most are the experts of one token, an even number, which tiles
+are chosen for: the upper end."""
 
 DIALECTS_WITH_SPLIT_K = ("triton", "cuda")
 """Dialects whose rule may split K over a temporary (``k_splits``). The cuda dialect splits K within a cluster of blocks

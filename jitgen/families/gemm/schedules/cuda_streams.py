@@ -28,7 +28,6 @@ from jitgen.families.gemm.mainloops import (
 )
 from jitgen.families.gemm.schedule import Problem
 from jitgen.families.gemm.stream_tiles import StreamWeights, shortened
-from jitgen.families.gemm.tile_times import sampled_rows
 from jitgen.ir.body import accumulator_dtype
 from jitgen.ir.ops import FLOATS
 from jitgen.ir.program import Decision
@@ -117,12 +116,10 @@ def cost(problem: Problem, candidate: MmaQuantized | MmaRows) -> float:
         weights = replace(_in_pairs(weights), loads=2)
     if problem.grouping == "ids":
         # Each row has tiles of its own, as one row has of a matrix with more columns: what is estimated the fastest
-        # took 1.025 times as long as the fastest of 20 to 40 tiles of each of 12 products (1.07 at worst; H200,
-        # docs/measured/h200-ids.json), and 1.066 times (1.14) by the model of groups.
-        return geometric_mean(
-            stream_tiles.microseconds(candidate, 1, replace(weights, tiles=rows * weights.tiles), shared_bytes)
-            for rows in sampled_rows(problem.fewest_matrices, problem.matrices)
-        )
+        # took 1.03 times as long as the fastest of 14 to 40 tiles of each of 18 products (1.17 at worst; H200,
+        # docs/measured/h200-ids.json), and 1.06 times (1.19) by the model of groups.
+        of_rows = replace(weights, tiles=weights.tiles * problem.matrices)
+        return stream_tiles.microseconds(candidate, 1, of_rows, shared_bytes)
     if problem.uneven:
         return geometric_mean(
             stream_tiles.microseconds(candidate, groups.rows, weights, shared_bytes, groups)
