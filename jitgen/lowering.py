@@ -84,6 +84,26 @@ class Route:
 
 
 @dataclass(frozen=True)
+class CallFacts:
+    """Holds what a graph is lowered for: the sizes and the memory of one call.
+
+    Attributes:
+        environment: a value for every symbol (size or numeric argument) of the graph; its guards hold for them.
+        memory: strides and alignment of every input.
+        out: for each result, the memory of the caller's ``out=`` tensor; None where jitgen allocates the result.
+    """
+
+    environment: Mapping[str, Any]
+    memory: Sequence[Memory]
+    out: Sequence[Memory | None] = ()
+
+    @property
+    def caller_output(self) -> bool:
+        """Returns whether the caller passes ``out=`` for some result."""
+        return any(memory is not None for memory in self.out)
+
+
+@dataclass(frozen=True)
 class Partitioned:
     """Holds a graph partitioned into kernels.
 
@@ -100,22 +120,20 @@ class Partitioned:
     dialect: str
     preferred: str = ""
 
-    def applies_to(
-        self, environment: Mapping[str, Any], memory: Sequence[Memory], caller_output: bool, device: Device
-    ) -> bool:
+    def applies_to(self, facts: CallFacts, device: Device) -> bool:
         """Returns whether partitioning again, for a call of these sizes and inputs, would give this program.
 
         A request key must not depend on which calls a process made before. So a program is reused only where it follows
         from the guards, from the families' recorded decisions and from how the inputs lie that they asked about; one
         that depends on the strides of the call it was made for otherwise is never reused.
         """
-        program = self.program
+        program, environment = self.program, facts.environment
         return (
             program.general
             and self.dialect == device.dialect
-            and not (caller_output and program.returns_temporaries)
+            and not (facts.caller_output and program.returns_temporaries)
             and all(guard.holds(dict(environment)) for guard in self.guards)
-            and all(question.at(memory, environment) == answer for question, answer in program.lines)
+            and all(question.at(facts.memory, environment) == answer for question, answer in program.lines)
             and all(
                 registry.decision(family, question.at(environment), device) == decision
                 for family, question, decision in program.decisions
@@ -123,15 +141,13 @@ class Partitioned:
         )
 
 
-def partition(
-    graph: Graph, environment: Mapping[str, Any], memory: Sequence[Memory], device: Device, out: Sequence[Memory | None]
-) -> Partitioned:
+def partition(graph: Graph, facts: CallFacts, device: Device) -> Partitioned:
     """Divides ``graph`` into kernels; each belongs to one family."""
     from jitgen.families.partition import program_of  # decorating a function does not need it
 
-    guards = Guards(environment, graph.guards)
-    written = [None if memory_ is None else memory_.view for memory_ in out]
-    program = program_of(graph, guards.decide, environment, memory, device, written)
+    guards = Guards(facts.environment, graph.guards)
+    written = [None if memory is None else memory.view for memory in facts.out]
+    program = program_of(graph, guards.decide, facts.environment, facts.memory, device, written)
     return Partitioned(program, tuple(guards), device.dialect)
 
 
@@ -154,24 +170,14 @@ class LaidOut:
     read_elsewhere: tuple[frozenset[int], ...] = ()
 
 
-def lay_out(
-    program: Program,
-    environment: Mapping[str, Any],
-    memory: Sequence[Memory],
-    out: Sequence[Memory | None],
-    device: Device,
-) -> LaidOut:
+def lay_out(program: Program, facts: CallFacts, device: Device) -> LaidOut:
     """Computes the memory of every buffer of ``program``, and the layouts and geometries of its kernels.
-
-    Args:
-        memory: strides and alignment of every input.
-        out: for each result, the memory of the caller's ``out=`` tensor; None where jitgen allocates the result.
 
     Raises:
         NotViewable: no strides describe a view at these strides of its input, and the program has no copy there.
         UnsupportedError: elements of an argument that is updated in place share memory.
     """
-    call = call_of(program, environment, memory, out, device)
+    call, environment = call_of(program, facts, device), facts.environment
     memories = call.buffers
     resolved = [registry.family_of(kernel).layout(kernel, call) for kernel in program.kernels]
     aliases = tuple(
@@ -179,28 +185,20 @@ def lay_out(
         for output in program.outputs
     )
     layouts, geometries = (tuple(pair[index] for pair in resolved) for index in (0, 1))
-    owned = [position for position, memory_ in enumerate(out) if memory_ is not None]
+    owned = [position for position, memory in enumerate(facts.out) if memory is not None]
     elsewhere = tuple(read_elsewhere(program, environment, memories, position) for position in owned)
     return LaidOut(tuple(memories), layouts, geometries, aliases, elsewhere)
 
 
-def call_of(
-    program: Program,
-    environment: Mapping[str, Any],
-    memory: Sequence[Memory],
-    out: Sequence[Memory | None],
-    device: Device,
-) -> Call:
-    """Returns the sizes of a call, and the memory of every buffer of ``program``; the arguments are those of
-    ``lay_out``."""
-    return Call(environment, _memories(program, environment, memory, out), device.is_gpu)
+def call_of(program: Program, facts: CallFacts, device: Device) -> Call:
+    """Returns the sizes of a call, and the memory of every buffer of ``program``."""
+    return Call(facts.environment, _memories(program, facts), device.is_gpu)
 
 
-def _memories(
-    program: Program, environment: Mapping[str, Any], memory: Sequence[Memory], out: Sequence[Memory | None]
-) -> list[Memory]:
-    inputs = [m.view for m in memory]
-    memories = list(memory)
+def _memories(program: Program, facts: CallFacts) -> list[Memory]:
+    environment, out = facts.environment, facts.out
+    inputs = [m.view for m in facts.memory]
+    memories = list(facts.memory)
     for buffer in program.temporaries:
         sizes = symbols.evaluated(buffer.shape, environment)
         memories.append(Memory(Strided(sizes, output_strides(sizes, ()))))
@@ -209,7 +207,7 @@ def _memories(
         sizes = symbols.evaluated(buffer.shape, environment)
         owned = out[position] if position < len(out) else None
         if position in updated:
-            owned = memory[updated[position]]
+            owned = facts.memory[updated[position]]
             overlap.refuse_repeated(program.name, updated[position], owned.view.sizes, owned.view.strides)
         like = ordered_like(sizes, buffer.contiguous, buffer.channels_last, inputs)
         memories.append(owned or Memory(Strided(sizes, output_strides(sizes, like))))

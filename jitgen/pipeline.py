@@ -39,7 +39,7 @@ from jitgen.ir.graph import Graph
 from jitgen.ir.nodes import DEQUANTIZE
 from jitgen.ir.program import Kernel
 from jitgen.ir.views import Memory, NotViewable
-from jitgen.lowering import Lowered, Partitioned, Route, call_of, lay_out, partition, schedule
+from jitgen.lowering import CallFacts, Lowered, Partitioned, Route, call_of, lay_out, partition, schedule
 from jitgen.spec import Artifact, KernelSource, artifact_key
 from jitgen.store import Store, StoredArtifact
 
@@ -59,19 +59,19 @@ def lower(
     """Lowers ``graph`` for one call.
 
     Args:
-        environment: a value for every symbol (size or numeric argument) of the graph; its guards hold for them.
-        memory: strides and alignment of every input.
+        environment, memory, out: the sizes and the memory of the call, as ``CallFacts`` has them.
         route: backend, compiler and target. Its alternative is taken for a graph of which the backend lacks a kernel.
-        out: for each result, the memory of the caller's ``out=`` tensor; None where jitgen allocates the result.
         known: how the graph was partitioned for earlier calls; the first that applies to this call is used.
 
     Raises:
         InternalError: there is a mistake in jitgen; see ``mistakes.py``.
     """
 
+    facts = CallFacts(environment, memory, out)
+
     def fails(smaller: Graph) -> bool:
         try:
-            _lower(smaller, environment, memory, route, (), ())
+            _lower(smaller, CallFacts(environment, memory), route, ())
         except JitgenError:
             return False
         except Exception:
@@ -79,70 +79,45 @@ def lower(
         return False
 
     with mistakes.reported(graph, "plan kernels for", fails):
-        return _lower_by_either(graph, environment, memory, route, out, known)
+        return _lower_by_either(graph, facts, route, known)
 
 
-def _lower_by_either(
-    graph: Graph,
-    environment: Mapping[str, Any],
-    memory: Sequence[Memory],
-    route: Route,
-    out: Sequence[Memory | None],
-    known: Sequence[Partitioned],
-) -> Lowered:
+def _lower_by_either(graph: Graph, facts: CallFacts, route: Route, known: Sequence[Partitioned]) -> Lowered:
     """Lowers ``graph`` by ``route``, or by its alternative where that has a kernel that the route lacks."""
-    lowered = _lower(graph, environment, memory, route, out, known)
+    lowered = _lower(graph, facts, route, known)
     other = route.alternative
     if other is None or not any(decision.lacks for _, _, decision in lowered.program.decisions):
         return lowered
     if DEQUANTIZE in graphs.kinds_of(graph.results):
         return lowered  # the layout of a quantised weight is that of the route's own backend
-    by_other = _lower(graph, environment, memory, other, out, known)
+    by_other = _lower(graph, facts, other, known)
     for _, question, decision in lowered.program.decisions:
         if decision.lacks and any(q == question and d.fused for _, q, d in by_other.program.decisions):
             return replace(by_other, partitioned=replace(by_other.partitioned, preferred=decision.why))
     return lowered
 
 
-def _lower(
-    graph: Graph,
-    environment: Mapping[str, Any],
-    memory: Sequence[Memory],
-    route: Route,
-    out: Sequence[Memory | None],
-    known: Sequence[Partitioned],
-) -> Lowered:
+def _lower(graph: Graph, facts: CallFacts, route: Route, known: Sequence[Partitioned]) -> Lowered:
     """Lowers ``graph`` by ``route`` itself."""
-    device, caller_output = route.device, any(memory is not None for memory in out)
     for earlier in known:
-        if earlier.applies_to(environment, memory, caller_output, device):
+        if earlier.applies_to(facts, route.device):
             try:
-                return _lower_partitioned(graph, earlier, environment, memory, route, out)
+                return _lower_partitioned(graph, earlier, facts, route)
             except NotViewable:  # a reshape needs a copy at these strides; it needed none in the earlier calls
                 break
-    partitioned = partition(graph, environment, memory, device, out)
-    return _lower_partitioned(graph, partitioned, environment, memory, route, out)
+    return _lower_partitioned(graph, partition(graph, facts, route.device), facts, route)
 
 
-def _lower_partitioned(
-    graph: Graph,
-    partitioned: Partitioned,
-    environment: Mapping[str, Any],
-    memory: Sequence[Memory],
-    route: Route,
-    out: Sequence[Memory | None],
-) -> Lowered:
+def _lower_partitioned(graph: Graph, partitioned: Partitioned, facts: CallFacts, route: Route) -> Lowered:
     device = route.device
-    call = call_of(partitioned.program, environment, memory, out, device)
-    program = rewritten(partitioned.program, call, device)
-    laid_out = lay_out(program, environment, memory, out, device)
+    program = rewritten(partitioned.program, call_of(partitioned.program, facts, device), device)
+    laid_out = lay_out(program, facts, device)
     choices = tuple(
         schedule(kernel, layouts, geometries, device)
         for kernel, layouts, geometries in zip(program.kernels, laid_out.layouts, laid_out.geometries, strict=True)
     )
     guarded = replace(graph, guards=partitioned.guards)
-    caller_output = any(memory is not None for memory in out)
-    return Lowered(guarded, partitioned, program, route, laid_out, choices, environment, caller_output)
+    return Lowered(guarded, partitioned, program, route, laid_out, choices, facts.environment, facts.caller_output)
 
 
 def fetch(lowered: Lowered, store: Store, remedy: Callable[[], str | None] | None = None) -> tuple[BuiltKernel, ...]:

@@ -15,6 +15,7 @@ import jitgen
 from bench.layers import LAYERS
 from jitgen.balance import Balance
 from jitgen.inspect import Lowered
+from jitgen.lowering import CallFacts
 from jitgen.nn import functional
 
 half, single = torch.bfloat16, torch.float32
@@ -511,7 +512,7 @@ def test_a_plan_follows_from_where_its_own_call_begins() -> None:
         assert plan.lowered.key == alone.lowered.key
     whole = plans[0].lowered.partitioned
     applies = [
-        whole.applies_to(plan.lowered.environment, plan.lowered.memories[:2], False, plan.lowered.route.device)
+        whole.applies_to(CallFacts(plan.lowered.environment, plan.lowered.memories[:2]), plan.lowered.route.device)
         for plan in plans
     ]
     assert applies == [True, False, True, True]

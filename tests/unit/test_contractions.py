@@ -13,6 +13,7 @@ import jitgen
 from jitgen.compilers import host
 from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.program import Alias, Program
+from jitgen.lowering import CallFacts
 from jitgen.trace import table
 from tests.cuda_on_host import run
 
@@ -341,11 +342,8 @@ def test_a_program_serves_other_sizes_where_the_same_is_decided_of_its_prologues
         function.lower(torch.randn(rows, K), torch.randn(N, K), target="sm_90a")._lowered for rows in (3, 4, 400)
     )
     alike = {
-        other.memories[0].view.sizes[0]: few.partitioned.applies_to(
-            {"s0_0": other.memories[0].view.sizes[0], "s0_1": K, "s1_0": N, "s1_1": K},
-            other.memories[:2],
-            False,
-            few.route.device,
+        (rows := other.memories[0].view.sizes[0]): few.partitioned.applies_to(
+            CallFacts({"s0_0": rows, "s0_1": K, "s1_0": N, "s1_1": K}, other.memories[:2]), few.route.device
         )
         for other in (more, many)
     }
