@@ -113,6 +113,18 @@ def test_groups_of_a_row_and_elements_at_the_places_of_ranks(
         assert mismatch(got[0], wanted[0], wanted[0].float(), magnitude=4.0) is None
 
 
+@pytest.mark.parametrize(
+    ("length", "groups", "kept", "k"), [(100, 5, 2, 3), (96, 6, 2, 4), (384, 12, 5, 9), (66, 22, 7, 2)]
+)
+def test_groups_that_are_no_power_of_two(length: int, groups: int, kept: int, k: int) -> None:
+    """Of 20, 16, 32 and 3 elements, which 4, 4, 2 and 1 lanes look through."""
+    sizes = {"groups": groups, "kept": kept, "k": k}
+    for function in (limited, limited_greedy):
+        arguments = settled(function, sizes, 3, length)
+        got, wanted = run(lambda *x, f=function: f(*x, **sizes), *arguments), function(*arguments, **sizes)
+        assert torch.equal(got[1], wanted[1])
+
+
 def test_equal_groups_keep_their_order_and_one_with_nan_comes_first() -> None:
     logits, bias = torch.zeros(3, 64), torch.zeros(64)
     logits[1, 37] = float("nan")
