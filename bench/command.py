@@ -65,10 +65,19 @@ def bench(
     from bench.measurement import environment
     from bench.suite import configure, run
 
+    if part[0] > part[1]:
+        raise click.UsageError(f"--part {part[0]} {part[1]}: there are {part[1]} parts")
     configuration = configure(device, quick, backend, seed, cases, seconds, part)
     facts = environment(configuration, commit)
     click.echo("\n".join(f"{name}: {value}" for name, value in facts.items() if name != "settings"), err=True)
-    measurements = []
+    measurements: list[Measurement] = []
+    try:  # before anything is measured
+        if path is not None:
+            records.write(path, records.record(facts, measurements, complete=False))
+        if plot is not None:
+            plot.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"{error.filename} cannot be written: {error.strerror}") from error
     with progress.line("measuring") as say:
         for measurement in run(configuration, names, jobs):
             measurements.append(measurement)
@@ -98,7 +107,6 @@ def _draw(directory: Path, measurements: Sequence[Measurement]) -> None:
     """Write the plots of ``measurements``."""
     from bench.plots import plots
 
-    directory.mkdir(parents=True, exist_ok=True)
     for name, text in plots([measurement.to_json() for measurement in measurements]).items():
         (directory / name).write_text(text, encoding="utf-8")
 

@@ -497,6 +497,22 @@ def test_the_command_knows_the_groups() -> None:
     assert CliRunner().invoke(jitgen, ["bench", "nothing"]).exit_code == 2
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_what_cannot_be_written_is_told_before_anything_is_measured(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "run", lambda *_: pytest.fail("something was measured"))
+    result = CliRunner().invoke(jitgen, ["bench", "rows", option, "/proc/nowhere/file"])
+    assert result.exit_code == 1
+    assert "Error: /proc/nowhere cannot be written: No such file or directory" in result.output
+
+
+def test_a_part_that_there_is_not_is_refused() -> None:
+    result = CliRunner().invoke(jitgen, ["bench", "sweep", "--part", "5", "4"])
+    assert result.exit_code == 2
+    assert "--part 5 4: there are 4 parts" in result.output
+
+
 def test_the_command_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "checkout_directory", lambda: None)
     for arguments in ([], ["rows", "--device", "cpu"]):
