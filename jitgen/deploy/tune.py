@@ -100,8 +100,12 @@ class Problem:
         return json.dumps([row.chip, row.dialect, self.facts], sort_keys=True)
 
     def __str__(self) -> str:
-        told = {name: value for name, value in self.facts.items() if value and (name == "rows" or value != 1)}
-        facts = _DIGEST.sub(r"\1", ", ".join(f"{name} {value}" for name, value in told.items()))
+        told = [
+            name if value is True else f"{name} {value}"
+            for name, value in self.facts.items()
+            if value is True or (value and (name == "rows" or value != 1))
+        ]
+        facts = _DIGEST.sub(r"\1", ", ".join(told))
         return f"{self.entry['name']} ({self.family} for {self.route.target}: {facts})"
 
 

@@ -536,6 +536,8 @@ def test_a_full_disk_is_found_before_anything_is_measured(
 def test_names_of_problems_have_rows_and_short_digests(problem: tune.Problem) -> None:
     one = dataclasses.replace(problem, facts={"kernel": "a" * 64, "rows": 1, "matrices": 1, "wide": False})
     assert str(one).endswith(f"(gemm for {problem.route.target}: kernel {'a' * 12}, rows 1)")
+    by_cutlass = dataclasses.replace(problem, facts={"rows": 64, "length": 1, "cutlass": True, "wide": False})
+    assert str(by_cutlass).endswith(": rows 64, cutlass)")
 
 
 def test_backends_of_one_dialect_have_rows_of_their_own(tmp_path: Path) -> None:
