@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from jitgen.trace.indexing import MOST_NUMBERS
+
 MOST_ELEMENTS, MOST_DIMENSIONS, MOST_STATEMENTS = 600, 5, 9
 _NAMES = {"torch": torch, "F": F}
 
@@ -64,8 +66,9 @@ def _gather(choose: random.Random, t: torch.Tensor, dim: int) -> str:
     count = math.prod(shape)
     base = f"torch.arange({count}) % {max(size, 1)}"
     numbers = [choose.randrange(max(size, 1)) for _ in range(count)]
+    listed = (f"torch.tensor({numbers}, dtype=torch.int64).reshape({shape})",) if count <= MOST_NUMBERS else ()
     index = (
-        f"torch.tensor({numbers}, dtype=torch.int64).reshape({shape})",
+        *listed,
         f"({base}).reshape({shape})",
         f"torch.cat([({base})[:1], ({base})[1:]]).reshape({shape})",
         f"torch.stack([{base}, {base}])[1].reshape({shape})",
