@@ -74,7 +74,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     if name is None:
         if not isinstance(dtype, torch.dtype):
             raise UnsupportedError(f"{dtype!r:.80} is no torch.dtype; pass one, such as torch.float32")
-        remedy = f"\n  {COMPLEX_REMEDY}" if dtype.is_complex else ""
+        convert = "convert it before the call, .float()" if str(dtype).startswith("torch.float8") else ""
+        remedy = f"\n  {COMPLEX_REMEDY if dtype.is_complex else convert}".rstrip()
         raise UnsupportedError(f"dtype {dtype} is not supported; jitgen knows {', '.join(DTYPES)}{remedy}")
     return name
 

@@ -265,6 +265,8 @@ def test_scaled_mm_refuses_other_scales() -> None:
     function = jitgen.jit(lambda a, b, s, t: torch._scaled_mm(a, b.T, s, t, out_dtype=torch.bfloat16))
     with pytest.raises(JitgenError, match="write other blocks as a formula"):
         function(a, b, torch.rand(4, 2), torch.rand(2, 16))
+    with pytest.raises(JitgenError, match=r"float8_e8m0fnu is not supported.*\n.*before the call"):
+        jitgen.jit(lambda s: s)(torch.ones(4).to(torch.float8_e8m0fnu))
     with pytest.raises(JitgenError, match="takes two matrices of float8"):
         function(a.float(), b.float(), torch.tensor(1.0), torch.tensor(1.0))
     specs = [jitgen.TensorSpec((16, 32), torch.float8_e4m3fn)] * 2 + [jitgen.TensorSpec((), torch.float32)] * 2
