@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from jitgen.call.eager_linear import quantized_linear
 from jitgen.errors import UnsupportedError
-from jitgen.quant.token import from_text
+from jitgen.quant.token import COMPUTED, from_text
 
 if TYPE_CHECKING:
     from jitgen.quant.qtensor import QTensor
@@ -42,7 +42,13 @@ def _made(tensors: Sequence[torch.Tensor], text: str) -> QTensor:
 
 def _weight(tensors: Sequence[torch.Tensor], text: str) -> QTensor:
     """Returns the weight that consists of ``tensors``, in the layout that kernels read once it has been multiplied
-    with."""
+    with.
+
+    Weights that a graph computes are not remembered: Inductor writes other numbers to the memory of a tensor that it
+    needs no more, without a change of its version.
+    """
+    if text.startswith(COMPUTED):
+        return _made(tensors, text)
     versions = tuple(tensor._version for tensor in tensors if not tensor.is_inference())
     weight = _weights.get(tensors[0])
     if weight is None or weight[:2] != (text, versions):

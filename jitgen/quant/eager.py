@@ -22,7 +22,8 @@ from torch.autograd import forward_ad
 from jitgen.errors import UnsupportedError
 from jitgen.ir.views import ROW_TILE
 from jitgen.quant import activations
-from jitgen.quant.fakes import with_fakes
+from jitgen.quant.fakes import is_symbolic, with_fakes
+from jitgen.quant.token import COMPUTED
 
 if TYPE_CHECKING:
     from jitgen.quant.qtensor import QTensor
@@ -78,7 +79,7 @@ def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -
     obstacle = _obstacle(x, weight, bias)
     if obstacle is None:
         return kernels.plain(x, weight) if bias is None else kernels.biased(x, weight, bias)
-    if _is_fake(x):
+    if is_symbolic(x):
         return operator(x, weight, bias)
     if x.is_floating_point() and x.itemsize == 1:
         raise UnsupportedError(
@@ -108,12 +109,6 @@ def reference(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> to
     return F.linear(x, weight.dequantize(x.dtype), bias)
 
 
-def _is_fake(x: torch.Tensor) -> bool:
-    """Returns whether ``x`` stands for a tensor that torch will have; some versions trace outside of
-    ``is_compiling``."""
-    return type(x).__name__ == "FakeTensor"
-
-
 def _autocast(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Computes ``linear`` in the dtype to which autocast converts products."""
     device = x.device.type
@@ -128,6 +123,8 @@ def operator(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> tor
     if torch.compiler.is_exporting():
         tensors = [getattr(weight, name) for name in weight.portable_names]
         text = weight.token.replace(layout="portable").text
+    if not weight.is_argument and (torch.compiler.is_compiling() or any(map(is_symbolic, tensors))):
+        text = COMPUTED + text
     x, bias, *tensors = with_fakes([x, bias, *tensors])
     return torch.ops.jitgen.linear(x, tensors, bias, text)
 

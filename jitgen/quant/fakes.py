@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 _KEYS = torch._C._TorchDispatchModeKey
@@ -45,6 +46,12 @@ def with_numbers() -> AbstractContextManager[Any]:
 def is_recorded() -> bool:
     """Returns whether operations are recorded into a graph (``make_fx``, AOTAutograd)."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in (_KEYS.PROXY, _KEYS.FUNCTIONAL))
+
+
+def is_symbolic(tensor: torch.Tensor) -> bool:
+    """Returns whether ``tensor`` stands for one that a graph will have; some versions of torch trace outside of
+    ``is_compiling``."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def have_numbers(tensor: torch.Tensor) -> bool:

@@ -11,13 +11,16 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._guards import TracingContext
 
 from jitgen.errors import FormatError, UnsupportedError
+from jitgen.fingerprint import folders_digest
 from jitgen.forks import Lock
 from jitgen.frames import run_as_it_is
 from jitgen.quant import distributed, exported, fakes, layouts, slices
@@ -72,6 +75,8 @@ class QTensor(torch.Tensor):
     _is_param: bool
     _flattened: list[str] | None = None
     """The names by which torch knows the tensors of this weight, if torch made it (``__tensor_unflatten__``)."""
+    _is_compiled = False
+    """Whether torch.compile has looked at the tensors: torch 2.11 asks for their names again at each call."""
 
     @staticmethod
     def __new__(
@@ -146,6 +151,11 @@ class QTensor(torch.Tensor):
     def token(self) -> Token:
         """Returns everything else about the weight; equal facts are the same object."""
         return self.stored.token
+
+    @property
+    def is_argument(self) -> bool:
+        """Returns whether the weight, or what this is a view of, is an argument of a graph that torch traces."""
+        return self._copies.is_argument
 
     # Python properties, because each of torch's own would call __torch_function__.
     @property
@@ -497,6 +507,8 @@ class QTensor(torch.Tensor):
         if TracingContext.try_get() is not None and not torch.compiler.is_exporting():
             # torch.compile looks at the tensors now, and reads them again at each call: let them be what kernels read.
             self.relayout_(kernels.layout_of(self))
+            self._is_compiled = True
+        if self._is_compiled and not torch.compiler.is_exporting():
             return list(find(self.token.format).tensor_names), self.token
         exported.let_be_saved()
         # An exported program reads them by name in other processes, and after calls that have converted the weight.
@@ -507,12 +519,12 @@ class QTensor(torch.Tensor):
         tensors = {name.removeprefix(PORTABLE): tensor for name, tensor in inner.items()}
         ordered = tuple(tensors[name] for name in find(token.format).tensor_names)
         made = QTensor.wrap(ordered, token.replace(device=ordered[0].device))
-        made._flattened = list(inner)
+        made._flattened, made._copies.is_argument = list(inner), True
         return made
 
     def _stable_hash_for_caching(self) -> str:
-        """Returns the name of this weight in torch.compile's cache."""
-        return repr(self.token.facts())
+        """Returns the name of this weight in torch.compile's cache, whose graphs are what this code made of it."""
+        return f"{_code_digest()} {self.token.facts()}"
 
     @classmethod
     @run_as_it_is
@@ -613,6 +625,12 @@ def _as_parameter(tensor: QTensor, parameter: bool) -> QTensor:
     if parameter:
         tensor._is_param = True
     return tensor
+
+
+@cache
+def _code_digest() -> str:
+    """Returns the sha256 over the modules that say what a graph does with a weight."""
+    return folders_digest(Path(__file__).parent)
 
 
 def _lasting() -> AbstractContextManager[Any]:

@@ -50,17 +50,18 @@ class Copies:
             the ``QTensor``: ``Module.to`` swaps tensors, and torch swaps none that have weak references.
         matrices: the ``Copies`` of such a matrix by its index, as long as it lives.
         is_matrix: whether these are the ``Copies`` of such a matrix.
+        is_argument: whether the weight is an argument of a graph that torch traces, which lives longer than its calls.
         is_checked: whether the numbers are known to be finite; otherwise they are checked when they are converted.
     """
 
-    __slots__ = ("__weakref__", "converted", "experts", "is_checked", "is_matrix", "living", "matrices")
+    __slots__ = ("__weakref__", "converted", "experts", "is_argument", "is_checked", "is_matrix", "living", "matrices")
 
     def __init__(self) -> None:
         self.converted: dict[str, Tensors] = {}
         self.experts: dict[tuple[int, Token], QTensor] = {}
         self.living: weakref.WeakSet[Stored] = weakref.WeakSet()
         self.matrices: dict[int, weakref.WeakSet[Copies]] = {}
-        self.is_matrix = False
+        self.is_matrix = self.is_argument = False
         self.is_checked = True
 
     def every(self) -> list[tuple[str, Tensors]]:

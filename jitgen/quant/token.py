@@ -11,6 +11,9 @@ import torch
 from jitgen.forks import Lock
 from jitgen.spec import DTYPES
 
+COMPUTED = "computed "
+"""Begins the text of a weight whose tensors the graph computes that multiplies with it, as those of ``w[ids]``."""
+
 
 @dataclass(frozen=True, eq=False)
 class Token:
@@ -86,8 +89,8 @@ _lock = Lock()
 
 
 def from_text(text: str, device: torch.device) -> Token:
-    """Returns the token that ``Token.text`` described, of a weight on ``device``."""
-    format, group, layout, rows, columns, dtype, transposed, *activation = text.split(" ")
+    """Returns the token that ``Token.text`` described, of a weight on ``device``; ``COMPUTED`` may be before it."""
+    format, group, layout, rows, columns, dtype, transposed, *activation = text.removeprefix(COMPUTED).split(" ")
     facts = format, int(group) if group else None, layout, (int(rows), int(columns)), DTYPES[dtype], device
     return intern(*facts, transposed == "1", activation=activation[0] if activation else None)
 

@@ -61,6 +61,24 @@ def test_a_block_of_llama(dtype: torch.dtype) -> None:
     assert jitgen.report(block).share_of_flops == 1.0
 
 
+@pytest.mark.parametrize("backend", ["inductor", "jitgen"])
+def test_products_with_quantised_weights_and_matrices_of_them(backend: str) -> None:
+    torch.manual_seed(0)
+    experts = jitgen.quantize(torch.randn(8, 64, 128, device="cuda", dtype=torch.bfloat16), "int4", 32)
+    matrix = jitgen.quantize(torch.randn(96, 128, device="cuda", dtype=torch.bfloat16), "int8")
+
+    def products(x: torch.Tensor, matrix: torch.Tensor, experts: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
+        chosen = [x @ experts[ids].mT, x @ experts.index_select(0, ids).mT, x @ experts[[5, 0, 7]].mT]
+        return [F.linear(x, matrix), x @ matrix[:64].T, *chosen, x @ experts[1:4].mT, F.linear(x, experts[2])]
+
+    x = torch.randn(3, 4, 128, device="cuda", dtype=torch.bfloat16)
+    ids = torch.tensor([5, 0, 7], device="cuda")
+    found = torch.compile(products, backend=backend)(x, matrix, experts, ids)
+    dense = [weight.dequantize(torch.float64) for weight in (matrix, experts)]
+    for ours, exact in zip(found, products(x.double(), *dense, ids), strict=True):
+        close(ours, exact, torch.bfloat16)
+
+
 def test_a_step_of_training_is_eager_torch_s() -> None:
     torch.manual_seed(0)
     models = [Block(64).cuda(), Block(64).cuda()]

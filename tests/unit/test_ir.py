@@ -328,7 +328,7 @@ ALLOWED: dict[str, set[str]] = {
     "paths": {"errors"},
     "fingerprint": {"spec", "_data"},
     "ir": {"errors", "spec"},
-    "quant": {"errors", "forks", "frames", "paths", "spec", "ir", "progress"},
+    "quant": {"errors", "fingerprint", "forks", "frames", "paths", "spec", "ir", "progress"},
     "trace": {"codegen", "errors", "forks", "settings", "spec", "ir", "quant"},
     "checkpoints": {"errors", "spec", "quant", "progress"},
     "huggingface": {"errors", "quant", "call"},

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import jitgen
 from jitgen.compilers import host
+from jitgen.quant.token import COMPUTED
 
 pytestmark = pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
 
@@ -190,6 +191,44 @@ def test_opcheck(requires_grad: bool) -> None:
     bias = torch.randn(16, requires_grad=requires_grad)
     arguments = torch.randn(3, 64, requires_grad=requires_grad), list(weight.tensors), bias, weight.token.text
     torch.library.opcheck(torch.ops.jitgen.linear.default, arguments)
+
+
+def multiplied(x: Any, w: Any, ids: Any) -> Any:
+    """Products with matrices of a quantised weight, each of which a graph computes."""
+    return x @ w[ids].mT, x @ w[1:4].mT, x @ w[:6].chunk(2)[1].mT, F.linear(x, w[3]), F.linear(x, w[2, :32])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_matrices_that_a_graph_computes(backend: str) -> None:
+    """Inductor has one buffer for the codes of several of them."""
+    weight = jitgen.quantize(torch.randn(8, 64, 128), "int4", group_size=32)
+    x, ids = torch.randn(3, 4, 128), torch.tensor([5, 0, 7])
+    compiled = torch.compile(multiplied, backend=backend)
+    for _ in range(2):
+        exact = multiplied(x.double(), weight.dequantize(torch.float64), ids)
+        for found, wanted in zip(compiled(x, weight, ids), exact, strict=True):
+            torch.testing.assert_close(found.double(), wanted, rtol=0, atol=128 * 2**-23 * wanted.abs().max().item())
+        weight = jitgen.quantize(torch.randn(8, 64, 128), "int4", group_size=32)
+
+
+def test_a_weight_that_a_graph_computes_is_not_remembered() -> None:
+    """What a kernel of a graph writes to memory that it uses again has no version."""
+    weights = [jitgen.quantize(torch.randn(16, 64), "int8") for _ in range(2)]
+    tensors, x = [tensor.clone() for tensor in weights[0].tensors], torch.randn(3, 64)
+    for weight in weights:
+        for tensor, values in zip(tensors, weight.tensors, strict=True):
+            tensor.numpy()[...] = values.numpy()
+        found = torch.ops.jitgen.linear(x, tensors, None, COMPUTED + weight.token.text)
+        assert torch.equal(found, F.linear(x, weight))
+
+
+def test_a_compiled_weight_has_the_names_of_its_tensors_that_the_graph_has() -> None:
+    """Torch 2.11 asks for them at each call, without a context of what it traces."""
+    weight = jitgen.quantize(torch.randn(16, 64), "int8")
+    torch.compile(F.linear, backend="aot_eager")(torch.randn(3, 64), weight)
+    names, token = weight.__tensor_flatten__()
+    assert not any(name.startswith("portable") for name in names)
+    assert token is weight.token
 
 
 def test_one_operator_serves_all_sizes_and_compiles_where_it_is_traced() -> None:
