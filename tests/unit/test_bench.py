@@ -614,8 +614,7 @@ def test_duration(seconds: float, text: str) -> None:
 
 MEASURED = sorted((Path(__file__).parents[2] / "docs" / "measured").glob("*.json"))
 OLD = {
-    "commit": {"cpu-grouped", "h100-candidates", "h100-candidates-fitted"}
-    | {"h100-cutlass", "h200-byte-products", "h200-grouped", "store"},
+    "commit": {"cpu-grouped", "h100-candidates", "h100-candidates-fitted"} | {"h100-cutlass", "h200-grouped", "store"},
     "command": {"cpu-whole-models"},
     "device": {"cpu-grouped", "store"},
 }
