@@ -38,10 +38,9 @@ compares each column with every number."""
 LONGEST = {"triton": 1 << 16}
 """The most numbers that are counted, in dialects where each program ranks few columns: each reads all numbers, so that
 65,536 of them, below 512, are read 4,096 times (2 GB from the L2 cache), and twice as many four times as often."""
-ROWS_BY_IDS = range(8, 17)
+ROWS_BY_IDS = range(2, 17)
 """Rows of grouped products that are multiplied by the matrix that the id of each says, whatever other rows have the
-same: the experts of one token, which differ. With 8 of Qwen3-30B-A3B's experts a block takes 0.80 to 0.88 of the time
-on an H100; two of Mixtral's are so large that the order is 2 % of it, and were slower."""
+same: the experts of one token, which differ. In blocks of fewer than 8 no card has run this."""
 NAME = "numbers below a bound are sorted by counting them"
 BY_IDS = "products of few rows in the order of their groups are by ids"
 _WHOLE = ("int32", "int64")
