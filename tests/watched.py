@@ -6,7 +6,8 @@ It is loaded with ``-p tests.watched``, and ``WATCHED`` names a folder. In it
 * ``reports`` has a line of JSON for every report of a test, as the process that collects them gets them;
 * ``collected`` has the names of all tests of the run;
 * ``killed`` has the tests whose workers ``tools/gpu_test.py`` has killed, which it writes;
-* ``slowest`` has the names of tests that took long in an earlier run, the slowest first; the workers begin with these.
+* ``slowest`` has the names of tests that took long in an earlier run, the slowest first; the workers begin with these;
+* ``only`` has the names of the tests that are run, where it is there.
 
 A kernel that failed leaves a CUDA context in which every later call fails too. So a worker ends after such a test, and
 pytest-xdist replaces it.
@@ -32,6 +33,8 @@ FOLDER = "WATCHED"
 """The environment variable that names the folder."""
 CASES_KILLED = "WATCHED_CASES"
 """The environment variable that says how many cases of one test may be killed before the others are not run."""
+ONLY = "only"
+"""The file that names the tests of a run."""
 CARDS = "WATCHED_CARDS"
 """The environment variable that names the cards over which the workers are spread."""
 NOT_RUN = "not run: other cases of this test were killed"
@@ -62,13 +65,18 @@ if _is_worker() and CARDS in os.environ:  # before anything asks for a card
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    only = _folder() / ONLY
+    if only.exists():
+        names = set(only.read_text().splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in names])
+        items[:] = [item for item in items if item.nodeid in names]
     slowest = _folder() / "slowest"
     if slowest.exists():
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        names = spread([item.nodeid for item in items], slowest.read_text().splitlines(), workers)
+        order = spread([item.nodeid for item in items], slowest.read_text().splitlines(), workers)
         by_name = {item.nodeid: item for item in items}
-        items[:] = [by_name[name] for name in names]
+        items[:] = [by_name[name] for name in order]
 
 
 def spread(tests: Sequence[str], slowest: Sequence[str], workers: int) -> list[str]:

@@ -5,6 +5,7 @@
     python tools/gpu_test.py                     # `make gpu-test`; writes docs/measured/device-tests-<card>.json
     python tools/gpu_test.py -- -k softmax       # arguments of pytest; a selection writes no record of its own accord
     python tools/gpu_test.py --directory OUT --commit 1a2b3c4    # where there is no git, and the record goes elsewhere
+    python tools/gpu_test.py --continue          # what the last run has left out, added to its record
 
 A process that waits for a kernel that never ends cannot stop it, and the kernel may keep the card from all other
 processes. So the tests run in pytest-xdist's workers, and this process watches these (``tests/watched.py`` says what
@@ -36,7 +37,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jitgen import settings
-from tests.watched import CARDS, CASES_KILLED, FOLDER
+from tests.watched import CARDS, CASES_KILLED, FOLDER, ONLY
 from tools import cards, device_record
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -52,6 +53,8 @@ SECONDS = 480.0
 """Limit of the whole: less than the 10 minutes after which many machines with GPUs end a command."""
 CASES = 2
 """Cases of a test that may be killed before its other cases are not run."""
+SAME = ("gpu_code_digest", "commit", "card", "driver", "cuda", "nvrtc", "python", "torch", "triton", "system")
+"""What a run has in common with the record that it continues."""
 SPARE = 2
 """Processors that are left to those that compile."""
 SLOWEST = 4 * MOST_WORKERS
@@ -113,12 +116,18 @@ def run_pytest(
     limits: Limits,
     deadline: float,
     variables: Mapping[str, str] = MappingProxyType({}),
+    only: Sequence[str] = (),
 ) -> Run:
-    """Run pytest with ``workers`` processes until it ends, or until ``deadline`` on the monotonic clock."""
+    """Run pytest with ``workers`` processes until it ends, or until ``deadline`` on the monotonic clock.
+
+    Where ``only`` names tests, the others are not run.
+    """
     with tempfile.TemporaryDirectory(prefix="gpu-test-") as temporary:
         folder = Path(temporary)
         (folder / "running").mkdir()
         (folder / "slowest").write_text("\n".join(slowest_before()))
+        if only:
+            (folder / ONLY).write_text("\n".join(only))
         environment = {**os.environ, FOLDER: temporary, CASES_KILLED: str(limits.cases), "PYTHONUNBUFFERED": "1"}
         environment |= {CARDS: ",".join(cards.visible()), **variables}
         paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -247,11 +256,13 @@ def _result(folder: Path, output: str) -> Run:
 # ----------------------------------------------------------------------------------------------------- the whole
 
 
-def run_all(options: Sequence[str], paths: Sequence[str], workers: int, limits: Limits) -> dict[str, Any]:
-    """All tests of ``paths``, and then each one that was killed again, alone; what the record says of them."""
+def run_all(
+    options: Sequence[str], paths: Sequence[str], workers: int, limits: Limits, only: Sequence[str] = ()
+) -> dict[str, Any]:
+    """All tests of ``paths``, or ``only`` some, and then each that was killed again, alone; what the record says."""
     began = time.monotonic()
     deadline = began + limits.whole
-    first = run_pytest([*options, *paths], workers, limits, deadline)
+    first = run_pytest([*options, *paths], workers, limits, deadline, only=only)
     hangs = sorted(set(first.killed))
     # After a case that hangs, the other cases of its test are not run again.
     once = Limits(ALONE * limits.test, limits.whole, limits.idle, cases=1)
@@ -289,6 +300,34 @@ def run_all(options: Sequence[str], paths: Sequence[str], workers: int, limits: 
     }
 
 
+def continued(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the record that a run continues, which ends the program where the two have not the same in common."""
+    if not path.exists():
+        sys.exit(f"there is no {path}, which --continue would add to: run without it")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    differs = [name for name in SAME if record[name] != facts[name]]
+    if differs:
+        told = ", ".join(f"{name} was {record[name]} and is {facts[name]}" for name in differs)
+        sys.exit(f"{path} is of another run ({told}): run without --continue")
+    if not record["left_out"]:
+        sys.exit(f"{path} has left nothing out: there is nothing to continue")
+    return record
+
+
+def joined(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What the record says of two runs, the second of which ran what the first had left out."""
+    sums = ("passed", "skipped", "failed", "seconds", "closing")
+    slowest = sorted((before["slowest"] | after["slowest"]).items(), key=lambda item: -item[1])
+    return {
+        **after,
+        **{name: before[name] + after[name] for name in sums},
+        **{name: sorted({*before[name], *after[name]}) for name in ("hangs", "killed_once")},
+        **{name: before[name] | after[name] for name in ("waits", "failures")},
+        "slowest": dict(slowest[:SLOWEST]),
+        "runs": before.get("runs", 1) + 1,
+    }
+
+
 def say(text: str) -> None:
     print(f"\ngpu-test: {text}", flush=True)
 
@@ -300,6 +339,8 @@ def main() -> int:
     parser.add_argument("--marks", default="gpu and not slow", help="pytest's -m (default: %(default)s)")
     parser.add_argument("--test-seconds", type=float, default=TEST_SECONDS, help="limit of a test")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="limit of all")
+    add = "run what the record has left out when its time was over, and add to it"
+    parser.add_argument("--continue", dest="continues", action="store_true", help=add)
     device_record.add_options(parser)
     parser.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="of pytest, such as -k softmax")
     options = parser.parse_args()
@@ -309,7 +350,11 @@ def main() -> int:
     os.chdir(CHECKOUT)
     facts = device_record.facts(options.commit)  # before the tests: one of them may leave a card that does not answer
     limits = Limits(options.test_seconds, options.seconds)
-    result = run_all(["-m", options.marks, *others], named or PATHS, options.workers, limits)
+    path = device_record.path_of("tests", facts["card"] or "", options.directory)
+    before = continued(path, facts) if options.continues else None
+    only = before["left_out"] if before else ()
+    result = run_all(["-m", options.marks, *others], named or PATHS, options.workers, limits, only)
+    result = joined(before, result) if before else result
     for kind in ("hangs", "waits", "interrupted", "failures", "left_out"):
         for test in result[kind]:
             told = result[kind][test] if isinstance(result[kind], Mapping) else ""

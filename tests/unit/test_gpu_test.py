@@ -7,6 +7,7 @@ import os
 import queue
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,14 @@ def test_after_them():
 '''
 
 
-def run(tmp_path: Path, text: str, workers: int, limits: gpu_test.Limits) -> dict[str, Any]:
+def run(tmp_path: Path, text: str, workers: int, limits: gpu_test.Limits, only: Sequence[str] = ()) -> dict[str, Any]:
     (tmp_path / "test_fake.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     # A process of its own: this one's pytest is not what is tested.
     code = f"""
 import json, sys
 from tools import gpu_test
-found = gpu_test.run_all([], ["test_fake.py"], {workers}, gpu_test.{limits!r})
+found = gpu_test.run_all([], ["test_fake.py"], {workers}, gpu_test.{limits!r}, {only!r})
 open("found", "w").write(json.dumps(found))
 """
     done = fresh.run(code, cwd=tmp_path, env=_environment())
@@ -126,6 +127,40 @@ def test_all_end_when_the_time_is_over(tmp_path: Path) -> None:
     assert len(found["interrupted"]) == 2
     assert found["closing"] == []
     assert found["seconds"] < 60
+
+
+def test_what_was_left_out_is_run_later_and_added_to_the_record(tmp_path: Path) -> None:
+    right = TESTS.partition("def test_wrong")[0]
+    wrong = right.replace("    pass", "    hang() if number % 2 else None")
+    first = f"{wrong}\ndef test_last(): assert False\n"
+    before = run(tmp_path, first, 2, gpu_test.Limits(test=60.0, whole=10.0))
+    assert before["left_out"]
+    now = before["left_out"]
+    after = run(tmp_path, f"{right}\ndef test_last(): pass\n", 2, gpu_test.Limits(), now)
+    assert (after["passed"], after["failed"], after["not_run"]) == (len(now), 0, 0)
+    both = gpu_test.joined(before, after)
+    ran = 9 - len(now)
+    assert (both["passed"] + both["failed"], both["not_run"], both["left_out"]) == (9, 0, [])
+    assert both["failed"] == len(both["failures"]) == before["failed"]
+    assert len(both["slowest"]) >= ran
+    assert both["seconds"] == before["seconds"] + after["seconds"]
+    assert (both["runs"], gpu_test.joined(both, after)["runs"]) == (2, 3)
+
+
+def test_a_record_is_continued_only_by_a_run_of_the_same_code_card_and_versions(tmp_path: Path) -> None:
+    facts = dict.fromkeys(gpu_test.SAME, "one")
+    path = tmp_path / "device-tests-h100.json"
+    with pytest.raises(SystemExit, match=r"there is no .* run without it"):
+        gpu_test.continued(path, facts)
+    record = facts | {"left_out": ["tests/device/test_sort.py::test_order"]}
+    path.write_text(json.dumps(record))
+    assert gpu_test.continued(path, facts) == record
+    for name in gpu_test.SAME:
+        with pytest.raises(SystemExit, match=f"{name} was one and is another"):
+            gpu_test.continued(path, facts | {name: "another"})
+    path.write_text(json.dumps(record | {"left_out": []}))
+    with pytest.raises(SystemExit, match="left nothing out"):
+        gpu_test.continued(path, facts)
 
 
 def test_workers_begin_with_what_was_slow() -> None:
