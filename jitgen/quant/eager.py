@@ -70,10 +70,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Returns ``x[..., K] @ W[N, K].T + bias``, of x's dtype; ``weight`` is not transposed."""
+    if x.dtype in DTYPES and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        return _autocast(x, weight, bias)
     if dequantizes.get() or x.is_meta:
         return reference(x, weight, bias)
-    if torch.is_autocast_enabled(x.device.type) and x.dtype in DTYPES:
-        return _autocast(x, weight, bias)
     if torch.compiler.is_compiling():
         return operator(x, weight, bias)
     obstacle = _obstacle(x, weight, bias)

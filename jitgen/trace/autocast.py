@@ -149,10 +149,10 @@ def target(name: str, device: str, arguments: Iterable[Any]) -> str | None:
 
 
 def converted(value: Any, dtype: str, cast: Callable[[Node, str], Node]) -> Any:
-    """Converts every tensor in ``value`` that autocast converts to ``dtype``."""
+    """Converts every tensor in ``value`` that autocast converts to ``dtype``; a quantised weight is of any dtype."""
     if isinstance(value, (list, tuple)):
         return rebuilt(value, [converted(item, dtype, cast) for item in value])
-    if isinstance(value, Node) and value.dtype in CONVERTED:
+    if isinstance(value, Node) and value.dtype in CONVERTED and not value.is_weight:
         return cast(value, dtype)
     return value
 

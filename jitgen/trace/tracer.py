@@ -372,7 +372,7 @@ class Trace:
         where autocast is disabled if it has converted them."""
         values = (*positional, *named.values())
         dtype = autocast.target(name, self.device.type, values)
-        if dtype is None or any(isinstance(value, Node) and value.is_weight for value in values):
+        if dtype is None:
             return positional, named, nullcontext()
         converted = autocast.converted((*values,), dtype, self.cast)
         names = zip(named, converted[len(positional) :], strict=True)

@@ -112,6 +112,37 @@ def test_values_under_autocast() -> None:
     torch.testing.assert_close(got.double(), distance.square().mean(), rtol=2**-20, atol=bound)
 
 
+@pytest.mark.parametrize("activation", [None, "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, w, b: F.linear(x, w, b),
+        lambda x, w, b: F.gelu(x @ w.t() + b),
+        lambda x, w, b: torch.addmm(b, x, w.t()),
+        lambda x, w, b: torch.matmul(x, w.T) * b,
+    ],
+    ids=["linear", "gelu of @", "addmm", "matmul"],
+)
+def test_products_with_quantised_weights(
+    product: Callable[..., Any], dtype: torch.dtype, activation: str | None
+) -> None:
+    """They compute in autocast's dtype, whatever that of x, as eager torch on the same weights does."""
+    weight, bias = jitgen.quantize(torch.randn(48, 64), "int8", activation=activation), torch.randn(48).bfloat16()
+    x = torch.randn(5, 64, dtype=dtype, requires_grad=True)
+    function = jitgen.jit(product)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = function(x, weight, bias), function.reference(x, weight, bias)
+        alike = jitgen.jit(product)(x.bfloat16(), weight, bias)
+    assert found.dtype == wanted.dtype == alike.dtype
+    assert torch.equal(found, alike)
+    # Up to three results in a row are each rounded to bfloat16, by 2**-9 of themselves.
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=2**-7 * wanted.abs().max().item())
+    found.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_row_that_autocast_knows_has_its_place(device: str) -> None:
     """torch's dispatcher says which functions autocast converts the arguments of."""
