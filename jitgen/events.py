@@ -49,6 +49,7 @@ class CallEvent:
         memory: of every input.
         requested: backend, possibly ``"auto"``, and compiler, if one was asked for.
         leaves, tree: the arguments of a call that is made (``call/arguments.py``).
+        tensors: of every input, or the spec that describes it; none where nobody has them.
         with_leaves: lowers the same call with other leaves; None where the function cannot be traced for them.
     """
 
@@ -59,6 +60,7 @@ class CallEvent:
     requested: tuple[str, str | None]
     leaves: Sequence[Any] = ()
     tree: Any = None
+    tensors: Sequence[Any] = ()
     with_leaves: Callable[[Sequence[Any]], CallEvent | None] | None = None
 
 

@@ -71,7 +71,8 @@ def lower(
             resolver, specialization, [*tensors, *captured], call.numbers, environment, memory, device, route
         )
     lowered = specialization.lower(environment, memory, ())
-    events.publish(CallEvent(specialization.traced.graph, lowered, environment, memory, resolver.routing.requested))
+    graph, described = specialization.traced.graph, (*specs, *captured)
+    events.publish(CallEvent(graph, lowered, environment, memory, resolver.routing.requested, tensors=described))
     return lowered, None
 
 

@@ -182,6 +182,7 @@ class Resolver:
             self.routing.requested,
             call.leaves,
             call.tree,
+            (*call.tensors, *captured),
             lambda leaves: self._lowered_with(Call.unchecked(leaves, call.tree, device), route),
         )
         events.publish(event)

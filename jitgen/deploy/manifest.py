@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jitgen import pipeline
-from jitgen.deploy import manifest_schema, shared_files
+from jitgen.deploy import manifest_schema, own_integers, shared_files
 from jitgen.ir import graph as graphs
 from jitgen.ir.graph import Graph
 from jitgen.ir.views import Memory, Strided
@@ -37,6 +37,7 @@ def entry_of(
     environment: Mapping[str, Any],
     memory: Sequence[Memory],
     requested: tuple[str, str | None],
+    tensors: Sequence[Any] = (),
 ) -> Entry:
     """Encodes one specialisation as an entry.
 
@@ -46,11 +47,13 @@ def entry_of(
         environment: a value for every symbol.
         memory: of every input.
         requested: backend, possibly ``"auto"``, and compiler, if one was asked for.
+        tensors: of every input, where a call was made.
     """
     inputs = len(lowered.program.inputs)
     results = lowered.memories[inputs + len(lowered.program.temporaries) :] if lowered.caller_output else ()
     portable = relaid(graph, environment, memory, weights.PORTABLE)
-    return {
+    integers = own_integers.of_call(graph, tensors) if tensors else []
+    entry = {
         "name": graph.name,
         "graph": graphs.to_json(portable.graph),
         "environment": dict(portable.environment),
@@ -59,7 +62,9 @@ def entry_of(
         "backend": requested[0],
         "compiler": requested[1],
         "variant": digest([list(map(repr, lowered.layouts)), list(map(repr, lowered.schedules))]),
-    } | ({"batch_invariant": True} if lowered.route.batch_invariant else {})
+    }
+    others = {"batch_invariant": lowered.route.batch_invariant, "integers": integers}
+    return entry | {name: value for name, value in others.items() if value}
 
 
 def identity_of(entry: Entry) -> str:

@@ -16,11 +16,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from jitgen import settings
 from jitgen.codegen.text import NAME_LENGTH, is_function_name
 from jitgen.compilers import routes
 from jitgen.deploy import expression_schema as expressions
-from jitgen.deploy import node_schema
+from jitgen.deploy import node_schema, trial_inputs
 from jitgen.errors import CacheError, CacheMissError, CompileError, UnsupportedError
 from jitgen.fields import SIZE_LIMIT, Field, object_of, shown
 from jitgen.ir import graph as graphs
@@ -105,12 +107,10 @@ def contained(name: str, step: Callable[..., Result], *arguments: Any) -> Result
 
 def _entry(field: Field) -> None:
     names = ("name", "graph", "environment", "inputs", "results", "backend", "compiler", "variant")
-    if isinstance(field.value, dict) and "batch_invariant" in field.value:  # older manifests have none
-        *members, batch_invariant = field.members(*names, "batch_invariant")
-        batch_invariant.one_of((True, False))
-    else:
-        members = list(field.members(*names))
-    name, graph, environment, inputs, results, backend, compiler, variant = members
+    names_of_few = ("batch_invariant", "enlarged", "integers")
+    others = [name for name in names_of_few if isinstance(field.value, dict) and name in field.value]
+    name, graph, environment, inputs, results, backend, compiler, variant, *rest = field.members(*names, *others)
+    optional = dict(zip(others, rest, strict=True))
     _name(name)
     backend.one_of(_BACKENDS)
     compiler.one_of((None, *(compiler for owner, compiler in routes.ROUTES if owner == backend.value)))
@@ -118,6 +118,10 @@ def _entry(field: Field) -> None:
     tensors = [_memory(item) for item in inputs.items(INPUT_LIMIT)]
     values = _environment(environment, tensors)
     outputs = _graph(graph, values, inputs)
+    for name_of_fact in optional.keys() - {"integers"}:
+        optional[name_of_fact].one_of((True, False))
+    if "integers" in optional:
+        _integers(optional["integers"], graph.value["inputs"], tensors)
     if graph.value["name"] != name.value:
         name.refuse(f"{shown(name.value)} is not its graph's name, {shown(graph.value['name'])}")
     caller_outputs = [_memory(item) for item in results.items(len(outputs))]
@@ -159,6 +163,24 @@ def _environment(field: Field, tensors: Sequence[tuple[int, ...]]) -> dict[str, 
         elif type(value.value) is not float and not _is_integer(value.value):
             value.refuse(f"{shown(value.value)} is neither a float nor an integer of {expressions.BITS_LIMIT} bits")
     return dict(field.value)
+
+
+def _integers(field: Field, specs: Sequence[Mapping[str, Any]], tensors: Sequence[tuple[int, ...]]) -> None:
+    """Checks what integer inputs hold where schedules are timed (``own_integers``)."""
+    before = -1
+    for item in field.items(len(tensors)):
+        number, values = item.items(2, 2)
+        before = number.integer(before + 1, len(tensors))
+        dtype = specs[before]["dtype"]
+        if dtype not in trial_inputs.COUNTERS:
+            number.refuse(f"is an input of {dtype}, not of {', '.join(trial_inputs.COUNTERS)}")
+        limits, count = torch.iinfo(DTYPES[dtype]), math.prod(tensors[before])
+        if isinstance(values.value, dict):
+            least, most = values.members("least", "most")
+            most.integer(least.integer(limits.min, limits.max + 1), limits.max + 1)
+        else:
+            for value in values.items(count, count):
+                value.integer(limits.min, limits.max + 1)
 
 
 def _is_integer(value: Any) -> bool:

@@ -125,7 +125,7 @@ def note_call(call: CallEvent) -> None:
     for enlarged in row_variants.enlarged(call.leaves, call.tree):
         larger = call.with_leaves(enlarged)
         if larger is not None:
-            _note(larger)
+            _note(larger, {"enlarged": True})
 
 
 def remedy(miss: MissEvent) -> str:
@@ -171,15 +171,17 @@ def _is_recording() -> bool:
 def _entry_of(call: CallEvent) -> Entry:
     from jitgen.deploy import manifest
 
-    return manifest.entry_of(call.graph, call.lowered, call.environment, call.memory, call.requested)
+    return manifest.entry_of(call.graph, call.lowered, call.environment, call.memory, call.requested, call.tensors)
 
 
-def _note(call: CallEvent) -> None:
-    """Adds a call to every manifest being recorded."""
-    from jitgen.deploy import manifest
+def _note(call: CallEvent, further: Entry | None = None) -> None:
+    """Adds a call to every manifest being recorded; with these ``further`` members where a user's kernel runs in it."""
+    from jitgen.deploy import manifest, own_integers
 
     try:
         entry = _entry_of(call)
+        if further and own_integers.has_own_kernels(entry):
+            entry = {**entry, **further}
     except UnsupportedError as error:
         console.warn(f"a call is not recorded: {error}", CacheWarning, stacklevel=2)
         return

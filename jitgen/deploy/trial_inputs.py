@@ -11,7 +11,8 @@ range that every integer has when the input lies between two numbers (``_ranges`
     masks       of bool: an eighth is hidden, at random, and nothing at the beginning of a row
     data        integers that are only computed with: random small ones
 
-What no rule covers is 0, such as the integers that a user's own kernel takes, whose bounds only the user knows.
+What no rule covers is 0, such as the integers that a user's own kernel takes: these are those of the recorded call, or
+what the user states (``own_integers``), and 0 where nobody has said what they are (``undecided``).
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ def fillers(graph: Graph, environment: Mapping[str, Any]) -> dict[int, Filler]:
         **{number: _bytes(*ends) for number, *ends in _bytes_of_weights(graph)},
         **dict(_divisions(graph, environment)),
     }
+
+
+def undecided(graph: Graph, environment: Mapping[str, Any]) -> set[int]:
+    """Returns the numbers of the integer inputs that are 0 because no rule covers them."""
+    return {number for number, fill in fillers(graph, environment).items() if fill is _zeros}
 
 
 def _bytes(least: int, end: int) -> Filler:

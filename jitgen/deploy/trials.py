@@ -18,7 +18,7 @@ from jitgen.call.resolver import ResolverOfGraph
 from jitgen.call.routing import Routing
 from jitgen.call.signature import check
 from jitgen.deploy import manifest as manifests
-from jitgen.deploy import trial_inputs
+from jitgen.deploy import own_integers, trial_inputs
 from jitgen.deploy.manifest import Entry
 from jitgen.ir.views import Strided
 from jitgen.lowering import Route
@@ -85,7 +85,8 @@ class Program:
         self._copies = [
             [trial_inputs.filled(view, input.dtype, device, generator) for input, view in specs] for _ in range(count)
         ]
-        for number, fill in trial_inputs.fillers(self._graph, program.environment).items():
+        fillers = trial_inputs.fillers(self._graph, program.environment) | own_integers.fillers(entry)
+        for number, fill in fillers.items():
             for tensors in self._copies:
                 fill(tensors[number], generator)
         self._counters = [

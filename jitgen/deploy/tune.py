@@ -37,7 +37,7 @@ import torch
 from jitgen._version import __version__
 from jitgen.compilers import bounds, routes
 from jitgen.deploy import manifest as manifests
-from jitgen.deploy import manifest_schema, row_variants, trial_inputs, trials, work
+from jitgen.deploy import manifest_schema, own_integers, row_variants, trial_inputs, trials, work
 from jitgen.deploy.manifest import Entry
 from jitgen.deploy.measurements import Files, Origin, cpu_model
 from jitgen.deploy.trials import Program, TimeIsOverError, Timer
@@ -95,9 +95,11 @@ class Problem:
 
     @property
     def identity(self) -> str:
-        """Returns what tells it from other problems of its family and target."""
-        row = self.rows[0]
-        return json.dumps([row.chip, row.dialect, self.facts], sort_keys=True)
+        """Returns what tells it from other problems of its family and target, and from what was measured with other
+        integers (``own_integers``)."""
+        row, integers = self.rows[0], self.entry.get("integers")
+        stated = [digest(integers)] if integers else []
+        return json.dumps([row.chip, row.dialect, self.facts, *stated], sort_keys=True)
 
     def __str__(self) -> str:
         told = [
@@ -155,18 +157,22 @@ def problems_of(entries: Sequence[Entry], target: Target, chip: Any) -> Iterator
     seen: set[tuple[str, str]] = set()
     for entry in entries:
         for problem in _problems_of(entry, target, chip):
-            if (problem.family, problem.identity) not in seen:
-                seen.add((problem.family, problem.identity))
+            name = problem.family, json.dumps([problem.rows[0].dialect, problem.facts], sort_keys=True)
+            if name not in seen:
+                seen.add(name)
                 yield problem
 
 
 def _problems_of(entry: Entry, target: Target, chip: Any) -> Iterator[Problem]:
-    """Yields the problems of ``entry`` at the recorded sizes and for the other numbers of rows that it stands for; none
-    where its backend does not serve ``target``, or has no kernel of it."""
-    name = entry["name"]
+    """Yields the problems of ``entry`` at the recorded sizes and for the other numbers of rows that it stands for,
+    unless a user's kernel runs in it, which may take sizes to be equal that no guard ties: with one of them changed it
+    could leave its tensors. There are none where its backend does not serve ``target``, or has no kernel of it."""
+    name, is_fixed = entry["name"], own_integers.has_own_kernels(entry)
+    if entry.get("enlarged"):
+        return
     try:
         route = work.route_of(entry, target, chip)
-        variants = manifest_schema.contained(name, row_variants.variants, entry, route.device)
+        variants = [entry] if is_fixed else manifest_schema.contained(name, row_variants.variants, entry, route.device)
     except JitgenError:
         return
     for variant in variants:
@@ -447,7 +453,7 @@ def origin_of(problem: Problem, device: torch.device) -> Origin:
 @functools.cache
 def _measuring_code() -> str:
     """Returns the digest of what measures, which has no say in what is generated."""
-    modules = (__file__, trials.__file__, trial_inputs.__file__)
+    modules = (__file__, trials.__file__, trial_inputs.__file__, own_integers.__file__)
     return digest([without_comments(Path(module).read_text(encoding="utf-8")) for module in modules])
 
 
