@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
-from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from jitgen import pipeline
@@ -33,11 +31,11 @@ from jitgen.errors import TraceError, UnsupportedError
 from jitgen.ir.fixed import with_sizes
 from jitgen.ir.graph import Graph, topological
 from jitgen.ir.nodes import INPUT
-from jitgen.quant.fakes import with_fakes
+from jitgen.quant.fakes import is_symbolic, is_traced, with_fakes
 from jitgen.runtime import overlap
 from jitgen.spec import DTYPES
 from jitgen.store.default import default_store
-from jitgen.trace.readable import is_traced_tensor, refuse_tangents
+from jitgen.trace.readable import refuse_tangents
 from jitgen.trace.traced import Traced
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ def call(resolver: Resolver, leaves: Sequence[Any], tree: Any) -> Any:
     inputs = with_fakes([*tensors, *captured])
     refuse_tangents(resolver.name, captured)
     changes = specialization.traced.changes
-    if changes is not None and any(isinstance(tensor, (FakeTensor, FunctionalTensor)) for tensor in tensors):
+    if changes is not None and any(map(is_symbolic, tensors)):
         raise TraceError(
             f"{resolver.name} changes {changes.path} at every call, and a program that torch records would not; return "
             "the new value, and store it after the call"
@@ -148,7 +146,7 @@ def _call_operator(graph: Graph, routing: Routing, leaves: Sequence[Any]) -> tup
     count = len(graph.inputs)
     kinds = "".join("f" if isinstance(number, float) else "i" for number in leaves[count:])
     program = Program(graph, kinds, *routing.requested, routing.is_batch_invariant)
-    without_memory = not count or any(map(is_traced_tensor, leaves[:count]))
+    without_memory = not count or any(map(is_traced, leaves[:count]))
     if without_memory and not any(map(is_batchedtensor, leaves[:count])):  # vmap runs another graph, over the batch
         _compile_ahead(program, leaves[:count], leaves[count:])
     if torch.is_grad_enabled() and any(map(is_functorch_wrapped_tensor, leaves[:count])):

@@ -14,12 +14,12 @@ from typing import Any
 from torch import fx
 from torch._higher_order_ops.base_hop import BaseHOP
 
+from jitgen.dynamo.older_torch import admit_weights
 from jitgen.dynamo.program import program_of, value_of
 
 
 class Region(BaseHOP):
-    """Implements the operator: ``region(graph module, *operands) -> tuple of results``. ``region(graph module,
-    *operands) -> tuple of results``."""
+    """Implements the operator: ``region(graph module, *operands) -> tuple of results``."""
 
     def __init__(self) -> None:
         super().__init__("jitgen_region")
@@ -31,6 +31,7 @@ class Region(BaseHOP):
 
 
 region = Region()
+admit_weights("jitgen_region")
 
 
 def inline(module: fx.GraphModule) -> list[tuple[Any, Any]]:

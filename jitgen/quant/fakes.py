@@ -1,4 +1,5 @@
-"""Mixes real tensors with fake ones: weights and captured tensors of a call under torch's ``FakeTensorMode``.
+"""Mixes real tensors with fake ones: weights and captured tensors of a call under torch's ``FakeTensorMode``, and tells
+which tensors have numbers.
 
 Such a mode refuses real tensors unless it was made with ``allow_non_fake_inputs``. A call under it asks for shapes and
 dtypes alone, and the tensors that a function closes over, or a quantised weight consists of, are real ones.
@@ -11,8 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import is_fake, unset_fake_temporarily
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -49,15 +51,25 @@ def is_recorded() -> bool:
 
 
 def is_symbolic(tensor: torch.Tensor) -> bool:
-    """Returns whether ``tensor`` stands for one that a graph will have; some versions of torch trace outside of
-    ``is_compiling``."""
+    """Returns whether ``tensor`` stands for one that a graph will have, or for a batch of them. Torch 2.11 runs
+    what it traces outside of ``is_compiling``."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
-def have_numbers(tensor: torch.Tensor) -> bool:
-    """Returns whether ``tensor`` has numbers that may be looked at: not where it is fake, nor where it is traced."""
-    traced = torch.compiler.is_compiling() or is_recorded() or _mode([tensor]) is not None
-    return type(tensor) is torch.Tensor and not traced
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Returns whether ``tensor`` stands for one that torch will have when it runs what it traces, or for a batch of
+    tensors, which may have numbers (``torch.func``)."""
+    return is_functorch_wrapped_tensor(tensor) or is_symbolic(tensor)
+
+
+def have_numbers(*tensors: torch.Tensor) -> bool:
+    """Returns whether all of ``tensors`` have numbers that may be looked at: not where torch traces or records, nor
+    where one is on ``meta``."""
+    if torch.compiler.is_compiling() or is_recorded() or _mode(tensors) is not None:
+        return False
+    return not any(tensor.is_meta or is_traced(tensor) or is_fake(tensor) for tensor in tensors)
 
 
 def _mode(values: Sequence[Any]) -> FakeTensorMode | None:

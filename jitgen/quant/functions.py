@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses import FakeTensor
 from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
@@ -262,7 +261,7 @@ def _matrices(func: Any, tensor: QTensor, index: Any) -> QTensor:
             )
         if index.dim() == 1:
             return tensor.chosen(index)
-        if isinstance(index, FakeTensor):  # of torch.compile, which asks for the shape alone
+        if fakes.is_symbolic(index):  # of torch.compile, which asks for the shape alone
             return tensor.chosen(index.reshape(1)).expert(0)
         return tensor.expert(int(index))
     if isinstance(index, Integral):
@@ -377,8 +376,8 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
         except IndexError:
             raise _out_of_range(input, rows) from None
     index = input.reshape(-1).long()
-    traced = torch.compiler.is_compiling()  # torch's own look-up checks the index then
-    if not traced and index.numel() and not index.is_cuda and not 0 <= int(index.min()) <= int(index.max()) < rows:
+    known = index.is_cpu and fakes.have_numbers(index)  # where torch traces, its own look-up checks the index
+    if known and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < rows:
         raise _out_of_range(index, rows)
     dense = weight.rows(index)
     return dense.view(*input.shape, dense.shape[-1])
@@ -445,7 +444,7 @@ def _grouped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.
                 f"{resolve_name(func) or func} of quantised experts cannot be recorded in a graph, since the number of "
                 "rows of an expert is data: use backend='jitgen' or 'eager' of torch.compile, or F.linear(x, w[i])"
             )
-        if isinstance(offs, FakeTensor):
+        if fakes.is_symbolic(offs):
             return result
         ends, rows = offs.tolist(), input.shape[0]
         if len(ends) != weight.token.experts or not all(

@@ -106,7 +106,7 @@ class QTensor(torch.Tensor):
         shape = (int(weight_shape[0]), int(weight_shape[1]))
         if layout == "portable":
             portable.check(row, group_size, shape, tensors)
-            filled = filled and portable.have_numbers(tensors)
+            filled = filled and fakes.have_numbers(*tensors)
             if filled:
                 portable.check_finite(row, tensors)
         else:
@@ -415,7 +415,7 @@ class QTensor(torch.Tensor):
             if tensors is None:
                 facts = find(token.format), token.group_size, token.weight_shape
                 with _lasting(), fakes.real(self.tensors):
-                    if not self._copies.is_checked and portable.have_numbers(self.tensors):
+                    if not self._copies.is_checked and fakes.have_numbers(*self.tensors):
                         portable.check_finite(facts[0], self.tensors)
                         self._copies.is_checked = True
                     tensors = settled(layouts.convert(self.tensors, token.layout, layout, *facts))

@@ -65,7 +65,7 @@ def dense_rows(
     # A row has scales of its own now.
     own = replace(format, scale_rows=1)
     rows = index.shape[0], shape[1]
-    if torch.compiler.is_compiling():  # their number may be symbolic, of which nobody knows the pieces
+    if fakes.is_symbolic(index):  # their number may be symbolic, of which nobody knows the pieces
         return decode_rows(own, group_size, rows, tuple(taken), slice(0, rows[0]), dtype).to(dtype)
     return decode(own, group_size, rows, tuple(taken), dtype)
 

@@ -14,10 +14,10 @@ from torch._C._functorch import (
     is_legacy_batchedtensor,
 )
 from torch._subclasses import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from jitgen.errors import UnsupportedError
+from jitgen.quant.fakes import is_traced
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """The types of tensors that kernels take; a subclass may mean anything by its elements."""
@@ -52,18 +52,10 @@ def refuse_tangents(name: str, tensors: Iterable[torch.Tensor]) -> None:
         raise UnsupportedError(f"{name}: {TANGENT}")
 
 
-def is_traced_tensor(tensor: torch.Tensor) -> bool:
-    """Returns whether ``tensor`` stands for one that torch will have when it runs what it traces, or for a batch of
-    them."""
-    return isinstance(tensor, (FakeTensor, FunctionalTensor)) or is_functorch_wrapped_tensor(tensor)
-
-
 def any_traced(leaves: Iterable[Any]) -> bool:
     """Returns whether some argument stands for a value that torch will have later, or for a batch of values: a fake
     tensor, a tensor within a transform of ``torch.func``, a symbolic size."""
-    return any(
-        is_traced_tensor(leaf) if isinstance(leaf, torch.Tensor) else isinstance(leaf, SYMBOLIC) for leaf in leaves
-    )
+    return any(is_traced(leaf) if isinstance(leaf, torch.Tensor) else isinstance(leaf, SYMBOLIC) for leaf in leaves)
 
 
 def why_unreadable(tensor: torch.Tensor) -> str | None:

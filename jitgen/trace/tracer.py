@@ -29,6 +29,7 @@ from jitgen.ir.custom_gradients import DETACHED, UNTRACKED_CONTIGUOUS, UNTRACKED
 from jitgen.ir.graph import Builder, InputSpec, Node, Shape, input_shape
 from jitgen.ir.nodes import CAST, CONST, INPUT, VIEW
 from jitgen.quant import weights
+from jitgen.quant.fakes import is_traced
 from jitgen.spec import COMPLEX_REMEDY, DTYPES, dtype_name
 from jitgen.trace import autocast, own_facts, remedies, table
 from jitgen.trace.binding import StandIn, bind, check_method
@@ -43,7 +44,7 @@ from jitgen.trace.mistakes import refusal
 from jitgen.trace.numbers import wrap
 from jitgen.trace.proxy import Memory, TensorProxy
 from jitgen.trace.quantized import QuantizedWeights
-from jitgen.trace.readable import is_traced_tensor, why_unreadable
+from jitgen.trace.readable import why_unreadable
 from jitgen.trace.sequences import flattened, rebuilt
 from jitgen.trace.typing import is_float, rounded
 from jitgen.trace.updates import NewValues, has_other_bits, is_selection, memory_of, note_copies, reshaped, updated
@@ -196,7 +197,7 @@ class Trace:
         proxy = self._captured_proxies.get(id(tensor))
         if proxy is None:
             captured = self._find_captured(tensor)
-            unreadable = None if is_traced_tensor(tensor) and not self.runs else why_unreadable(tensor)
+            unreadable = None if is_traced(tensor) and not self.runs else why_unreadable(tensor)
             if unreadable is not None:
                 raise UnsupportedError(f"{self.name}: {captured.path}: {unreadable}{quote(user_location())}")
             node = self.captured_input(self._on_device(captured, tensor))

@@ -79,6 +79,27 @@ def test_products_with_quantised_weights_and_matrices_of_them(backend: str) -> N
         close(ours, exact, torch.bfloat16)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", "jitgen"])
+def test_a_decorated_function_reads_quantised_weights(backend: str) -> None:
+    """One weight is an argument and another is closed over: torch 2.11 would take neither as an operand of a region."""
+    torch.manual_seed(0)
+    up = jitgen.quantize(torch.randn(96, 128, device="cuda", dtype=torch.bfloat16), "int8")
+
+    @jitgen.jit
+    def swiglu(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    compiled = torch.compile(lambda x, gate: swiglu(x + 1, gate) * 2, backend=backend, fullgraph=True)
+    for rows in (1, 5, 100):
+        gate = jitgen.quantize(torch.randn(96, 128, device="cuda", dtype=torch.bfloat16), "int4", 32)
+        x = torch.randn(rows, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        y = (x.detach() + 1).double().requires_grad_()
+        exact = F.silu(y @ gate.dequantize(torch.float64).T) * (y @ up.dequantize(torch.float64).T) * 2
+        found = compiled(x, gate)
+        close(found, exact, torch.bfloat16)
+        close(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(exact.sum(), y)[0], torch.bfloat16)
+
+
 def test_a_step_of_training_is_eager_torch_s() -> None:
     torch.manual_seed(0)
     models = [Block(64).cuda(), Block(64).cuda()]

@@ -190,9 +190,10 @@ def test_one_import_tells_all_that_no_kernel_computes(monkeypatch: pytest.Monkey
     assert len(imports) <= 3, "the whole, and what is left of it, each once"
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "jitgen"])
-def test_vmap_of_a_quantised_layer(backend: str) -> None:
-    layer, x = nn.Linear(64, 32), torch.randn(3, 5, 64)
+def test_vmap_of_a_quantised_layer(backend: str, bias: bool) -> None:
+    layer, x = nn.Linear(64, 32, bias=bias), torch.randn(3, 5, 64)
     jitgen.quantize_(layer, "int8")
     compiled = torch.compile(lambda x: torch.vmap(layer, in_dims=1)(x), backend=backend, fullgraph=True)
     torch.testing.assert_close(compiled(x), layer(x).movedim(1, 0))

@@ -35,6 +35,7 @@ def fresh_dynamo() -> Iterator[None]:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # torch's copies of programs
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")  # torch.export.load of torch 2.11
         warnings.filterwarnings("ignore", category=ResourceWarning)  # of servers that tests before this one had
         yield
     torch._dynamo.reset()
@@ -163,6 +164,41 @@ def test_quantised_weights_that_a_function_closes_over(backend: str) -> None:
     compiled = torch.compile(lambda x: swiglu(x + 1) * 2, backend=backend, fullgraph=True)
     x = torch.randn(5, 64)
     torch.testing.assert_close(compiled(x), swiglu(x + 1) * 2)
+
+
+@pytest.mark.parametrize("format", ["int4", pytest.param("fp8_e4m3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_quantised_weights_that_a_function_takes(backend: str, format: str) -> None:
+    """One graph, in which the weight is an argument of the function and an operand of a product outside of it."""
+    weights = [jitgen.quantize(torch.randn(64, 64), format, group_size=32) for _ in range(2)]
+    parameter = torch.nn.Parameter(jitgen.quantize(torch.randn(64, 64), "int8"), requires_grad=False)
+
+    @jitgen.jit
+    def products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, w)) * (x @ parameter.T)
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return products(x + 1, w) * 2 - F.linear(x, w)
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for rows in (3, 5, 7):
+        for weight in weights:
+            x = torch.randn(rows, 64, requires_grad=True)
+            found, expected = compiled(x, weight), model(x, weight)
+            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(expected.sum(), x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "jitgen"])
+def test_a_function_of_a_quantised_weight_that_returns_its_argument_is_no_operator(backend: str) -> None:
+    weight = jitgen.quantize(torch.randn(64, 64), "int4", group_size=32)
+    function = jitgen.jit(lambda x, w: (x, F.linear(x, w)))
+    x = torch.randn(3, 64)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="aliasing"):
+        torch.compile(lambda x: function(x, weight), backend=backend, fullgraph=True)(x)
+    same, product = torch.compile(lambda x: function(x, weight), backend=backend)(x)
+    assert same is x
+    torch.testing.assert_close(product, F.linear(x, weight))
 
 
 # ------------------------------------------------------------------------------------------------ the operators

@@ -36,11 +36,11 @@ from collections.abc import Callable
 import torch
 
 from jitgen.errors import FormatError
+from jitgen.quant.fakes import have_numbers
 from jitgen.quant.formats import Format, Geometry, geometry, round_up
 from jitgen.quant.layouts import Tensors
 from jitgen.quant.layouts.portable import (
     from_unsigned_codes,
-    have_numbers,
     of_rows,
     pack_bits,
     padded,
@@ -91,7 +91,7 @@ def unpack(layout: str, format: Format, group_size: int | None, shape: tuple[int
 
 
 def _check_folded(format: Format, scales: torch.Tensor) -> None:
-    if have_numbers((scales,)) and bool((scales > LARGEST_FOLDED).any()):
+    if have_numbers(scales) and bool((scales > LARGEST_FOLDED).any()):
         raise FormatError(
             f"a weight of {format.name} has a scale above 2^17, which kernels in CUDA C++ do not multiply by: divide "
             'the weight by a power of two and multiply the products by it, or use backend="triton"'

@@ -25,9 +25,6 @@ In every format they decode to finite numbers, and what multiplies them in a ker
 from __future__ import annotations
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._subclasses.fake_tensor import is_fake
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from jitgen.errors import FormatError
 from jitgen.quant.formats import E8M0_BIAS, E8M0_NAN, WHOLE_TENSOR, Float, Format, Integer, geometry, scale_rows
@@ -167,19 +164,6 @@ _OF_ACTIVATIONS = {
     "input_scale": "a scale of activations, the size of one step of their codes",
 }
 """What belongs to activations, all of it above 0: by the name of a weight's tensor, in words."""
-
-
-def have_numbers(tensors: Tensors) -> bool:
-    """Returns whether all of these tensors, of whatever class, hold numbers and no mode of torch's records them: meta
-    tensors hold none, nor do those that torch traces with (fake ones, functional ones and those of a transform)."""
-    return not torch._C._len_torch_dispatch_stack() and not any(
-        tensor.device.type == "meta"
-        or is_fake(tensor)
-        or isinstance(tensor, FunctionalTensor)
-        or torch._is_functional_tensor(tensor)
-        or is_functorch_wrapped_tensor(tensor)
-        for tensor in tensors
-    )
 
 
 def check_finite(format: Format, tensors: Tensors) -> None:
