@@ -9,7 +9,8 @@ For the duration of a launch this module replaces what the interpreter lacks or 
 - float8: tensors are passed as bytes, as the dialect reads and writes them (``codegen/triton.py``).
 - conditions: one of a scalar that a block is combined with stays a bool; the interpreter would make it an integer, and
   refuse it as a mask.
-- scalars: each has its type in the signature; the interpreter would guess a type from the value.
+- scalars: each has its type in the signature; the interpreter would guess a type from the value. As bounds of loops
+  they are numbers: Triton 3.6 converts arrays of one element in a way that numpy 2.4 refuses.
 
 Neighbours: ``compilers/triton.py`` makes the artifact whose facts ``load`` takes; ``call/specialization.py`` calls it.
 """
@@ -213,6 +214,7 @@ def _without_waste() -> Iterator[None]:
     overflow and asserts nothing unless it debugs, and it replaces Triton's language again at each call of a device
     function. What it replaces there it never restores, so that Triton would compile nothing afterwards: the kernel's
     own restoration restores all, the latest first."""
+    from triton.language import tensor
     from triton.runtime import interpreter
 
     builder, patch, patched = interpreter.interpreter_builder, interpreter._patch_lang, set[int]()
@@ -222,6 +224,7 @@ def _without_waste() -> Iterator[None]:
         seen = id(function.__globals__) in patched
         patched.add(id(function.__globals__))
         replacement = None if seen else patch(function)
+        tensor.__index__ = _number
         if replacement is not None:  # some versions of Triton restore nothing at all
             replacements.append(replacement)
         return types.SimpleNamespace(restore=restore)
@@ -240,6 +243,10 @@ def _without_waste() -> Iterator[None]:
 
 
 _PATCHED = ("cast_impl", "binary_op", "create_dot", "create_splat")
+
+
+def _number(scalar: Any) -> int:
+    return int(scalar.handle.data.item())
 
 
 def _float32(bits: Any) -> Any:

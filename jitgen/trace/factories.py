@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -177,7 +178,7 @@ prop("real")(lambda trace, node: node)
 
 @row("size", weights=True)
 def size(trace: Trace, input: Node, dim: int | None = None) -> Any:
-    return _shape(trace, input) if dim is None else wrap(input.shape[int(dim)], trace.guards)
+    return _shape(trace, input) if dim is None else wrap(input.shape[operator.index(dim)], trace.guards)
 
 
 row("dim", "ndimension", weights=True)(lambda trace, input: len(input.shape))

@@ -5,6 +5,7 @@ Sizes stay symbolic. Where torch's rules depend on a size, the traced call's siz
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ def view(trace: Trace, node: Node, attrs: tuple[Any, ...], shape: Any) -> Node:
 
 def dimension(node: Node, dim: Any, extra: int = 0) -> int:
     """Returns ``dim`` as a non-negative int. ``extra`` is the number of dimensions that the operation adds."""
-    rank, number = len(node.shape) + extra, int(dim)
+    rank, number = len(node.shape) + extra, operator.index(dim)
     if not -max(rank, 1) <= number < max(rank, 1):
         raise IndexError(f"dimension {number} is out of range for a tensor of {rank} dimensions")
     return number % max(rank, 1)

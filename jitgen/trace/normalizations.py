@@ -7,6 +7,7 @@ computed from deviations from the mean.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def log_softmax(trace: Trace, input: Node, dim: Any = None, _stacklevel: int = 3
 def _softmax_dim(input: Node, dim: Any) -> int:
     if dim is None:
         raise TypeError("softmax without dim is ambiguous; give dim=-1")
-    return int(dim)
+    return operator.index(dim)
 
 
 @row("logsumexp")

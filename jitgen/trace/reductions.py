@@ -9,6 +9,7 @@ maximum.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -156,7 +157,7 @@ def _extreme(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, 
     if isinstance(other, Node):
         return pointwise(trace, f"{kind}imum", input, other)
     index = _arg(trace, input, dim, keepdim, kind=f"arg{kind}")
-    dims = dims_of(input, int(dim))
+    dims = dims_of(input, operator.index(dim))
     if trace.differentiable and dims and DTYPES[input.dtype].is_floating_point:
         values = gather(trace, input, dims[0], index if keepdim else unsqueeze(trace, index, dims[0]))
     else:
@@ -170,7 +171,7 @@ for _kind in ("max", "min"):
 
 def _arg(trace: Trace, input: Node, dim: Any = None, keepdim: bool = False, *, kind: str) -> Node:
     if dim is not None:
-        return _extremum(trace, input, int(dim), keepdim, kind=kind, dtype="int64")
+        return _extremum(trace, input, operator.index(dim), keepdim, kind=kind, dtype="int64")
     _nonempty(trace, input, range(len(input.shape)))
     index = squeeze_reduced(trace, reduce(trace, kind, flatten(trace, input), (0,), "int64"), (0,))
     for dim in range(len(input.shape) if keepdim else 0):

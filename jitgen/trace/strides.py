@@ -7,6 +7,7 @@ of its sizes.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +37,7 @@ def stride(trace: Trace, input: TensorProxy, dim: int | None = None) -> Any:
     strides = trace.strides_read[input.memory, input.value] = strides_of_tensor(trace, input)
     if dim is None:
         return tuple(wrap(number, trace.guards) for number in strides)
-    return wrap(strides[int(dim)], trace.guards)
+    return wrap(strides[operator.index(dim)], trace.guards)
 
 
 @row("is_contiguous", proxies=True)

@@ -48,7 +48,9 @@ TAKEN: dict[str, tuple[Callable[..., Any], Tensor]] = {
 @pytest.mark.covering(1)
 def test_what_torch_takes(name: str) -> None:
     function, x = TAKEN[name]
-    torch.testing.assert_close(jitgen.jit(function)(x), function(x), rtol=0, atol=0, equal_nan=True)
+    # torch 2.11 ignores a bound that is NaN where it is the only one, though not in clamp_min
+    expected = x.clamp_min(math.nan) if name == "clamp to NaN" else function(x)
+    torch.testing.assert_close(jitgen.jit(function)(x), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
@@ -75,17 +77,17 @@ def test_what_torch_computes_of_float8(function: Callable[..., Any], dtype: torc
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("function", "eager"),
     [
-        lambda x: x.clamp(min=math.nan),
-        lambda x: x.clamp(-1.0, math.nan),
-        lambda x: torch.fmax(x, torch.tensor(math.nan)),
+        (lambda x: x.clamp(min=math.nan), lambda x: x.clamp_min(math.nan)),
+        (lambda x: x.clamp(-1.0, math.nan), None),
+        (lambda x: torch.fmax(x, torch.tensor(math.nan)), None),
     ],
     ids=["min", "max", "fmax"],
 )
-def test_gradients_at_bounds_of_nan(function: Callable[..., Any]) -> None:
+def test_gradients_at_bounds_of_nan(function: Callable[..., Any], eager: Callable[..., Any] | None) -> None:
     found, expected = FLOATS.clone().requires_grad_(), FLOATS.clone().requires_grad_()
-    one, other = jitgen.jit(function)(found), function(expected)
+    one, other = jitgen.jit(function)(found), (eager or function)(expected)
     torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
     (found_grad,) = torch.autograd.grad(one.sum(), found, allow_unused=True, materialize_grads=True)
     (expected_grad,) = torch.autograd.grad(other.sum(), expected)

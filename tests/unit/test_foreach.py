@@ -51,7 +51,8 @@ def binary(xs: list[Tensor], ys: list[Tensor], zs: list[Tensor], number: Tensor)
         function = getattr(torch, f"_foreach_{name}")
         found += [function(xs, ys, zs), function(xs, ys, zs, 0.5), function(xs, ys, zs, scalars=[1.0, 2.0, 3.0])]
     found += [torch._foreach_norm(xs), torch._foreach_norm(xs, 1), torch._foreach_norm(xs, ord=float("inf"))]
-    return [*found, torch._foreach_max(xs), torch._foreach_clone(xs)]
+    found += [torch._foreach_clone(xs)] if hasattr(torch, "_foreach_clone") else []  # torch 2.11 has none
+    return [*found, torch._foreach_max(xs)]
 
 
 def binary_in_place(xs: list[Tensor], ys: list[Tensor], zs: list[Tensor]) -> None:
@@ -89,11 +90,8 @@ def keywords(xs: list[Tensor], ys: list[Tensor], zs: list[Tensor], factors: Any)
         function = getattr(torch, f"_foreach_{name}")
         found += [function(tensor2=zs, tensor1=ys, self=xs), function(xs, tensor1=ys, tensor2=zs, value=0.5)]
         found += [function(xs, ys, zs, factors), function(xs, ys, zs, scalars=factors)]
-    found += [
-        torch._foreach_norm(xs, dtype=torch.float64),
-        torch._foreach_powsum(xs, 3),
-        torch._foreach_mm(ys[:1], ys[:1]),
-    ]
+    found += [torch._foreach_norm(xs, dtype=torch.float64), torch._foreach_powsum(xs, 3)]
+    found += [torch._foreach_mm(ys[:1], ys[:1])] if hasattr(torch, "_foreach_mm") else []  # torch 2.11 has none
     updated = torch._foreach_addcdiv_(xs, ys, scalars=factors, tensor2=zs)
     return [*found, updated, torch._foreach_mul_(self=ys, scalars=[1, 2.0, 3])]
 

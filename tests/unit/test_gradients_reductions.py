@@ -48,7 +48,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 @pytest.mark.quick(where=lambda name: name in ("amax", "var", "median", "lerp by a tensor"))
 def test_the_values_and_gradients_are_torchs(name: str) -> None:
     results = []
-    for function in (FUNCTIONS[name], jitgen.jit(FUNCTIONS[name])):
+    # torch 2.11 has no derivative of aminmax
+    eager = FUNCTIONS[name] if name != "aminmax" else lambda x: (x[NUMBERS].amin(1), x[NUMBERS].amax(1))
+    for function in (eager, jitgen.jit(FUNCTIONS[name])):
         x = torch.tensor(ROWS, dtype=torch.float64, requires_grad=True)
         found = function(x)
         values = found if isinstance(found, tuple) else (found,)

@@ -436,7 +436,8 @@ def test_rows_with_nans_have_eager_torchs_gradients(name: str) -> None:
     if name == "amax of a product":
         rows = [row for row in rows if INF not in row]
     found = []
-    for called in (function, jitgen.jit(function)):
+    eager = function if name != "aminmax" else lambda x: torch.stack((x.amin(-1), x.amax(-1)))  # torch 2.11 has none
+    for called in (eager, jitgen.jit(function)):
         x = torch.tensor(rows, requires_grad=True)
         result = called(x)
         weights = torch.arange(1.0, result.numel() + 1).reshape(result.shape)
