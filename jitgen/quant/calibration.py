@@ -89,26 +89,11 @@ def calibrate(
         raise FormatError(f"unknown method {method!r}; expected one of {', '.join(map(repr, METHODS))}")
     if not 0 < percentile <= 100:
         raise FormatError(f"percentile {percentile!r}; expected a number above 0 and up to 100")
-    planned = plan(model, format, group_size, filter_fn, activation, embeddings)
-    if not planned.jobs:
-        raise FormatError(f"calibrate finds no weight to quantise: {_why_none(planned)}")
-    if activation is None and method in STATIC:
-        planned = replace(planned, jobs=tuple(_with_activation(job, method) for job in planned.jobs))
-    reasons = [why_not(job.row) for job in planned.jobs] if method == "gptq" else [None]
-    if reasons[0] is not None and all(reasons):
-        raise FormatError(reasons[0])
+    planned = _for_method(plan(model, format, group_size, filter_fn, activation, embeddings), method, activation)
     with progress.line(f"calibrating by {method}") as say:
         calibration = _Calibration(model, list(batches), planned.jobs, method, percentile, say)
         calibration.observe()
         made, refused = calibration.quantised(sequential)
-    if calibration.zeros:
-        warnings.warn(
-            f"{method} finds no scale of what {', '.join(calibration.zeros[:3])}"
-            f"{' and more' if len(calibration.zeros) > 3 else ''} multiply, which is 0 in the batches, or nearly "
-            "all of it: each row has a scale of its own",
-            FallbackWarning,
-            stacklevel=2,
-        )
     for job, why in refused:
         if calibration.factors.concerns(job):
             raise FormatError(
@@ -213,6 +198,14 @@ class _Calibration:
                 made[id(job.weight)] = job, weight
                 if self.method == "gptq":
                     substitutes[id(job.weight)] = _substitute(job, weight)
+        if zeros := self.zeros:
+            names = f"{', '.join(zeros[:3])}{' and more' if len(zeros) > 3 else ''}"
+            warnings.warn(
+                f"{self.method} finds no scale of what {names} multiply, which is 0 in the batches, or nearly all of "
+                "it: each row has a scale of its own",
+                FallbackWarning,
+                stacklevel=3,
+            )
         return [made[id(job.weight)] for job in self.jobs if id(job.weight) in made], refused
 
     def _stages(self, sequential: bool) -> list[list[Job]]:
@@ -268,6 +261,22 @@ class _Calibration:
             self.zeros.append(job.names[0])
             return made
         return made.with_input_scale(max(most / kind_of(job.kind).largest, SMALLEST_SCALE))
+
+
+def _for_method(planned: Plan, method: str, activation: Activations) -> Plan:
+    """Returns ``planned`` with the activations that ``method`` finds scales of, unless the user named one.
+
+    Raises:
+        FormatError: there is no weight to quantise, or none of a format of the method.
+    """
+    if not planned.jobs:
+        raise FormatError(f"calibrate finds no weight to quantise: {_why_none(planned)}")
+    if activation is None and method in STATIC:
+        planned = replace(planned, jobs=tuple(_with_activation(job, method) for job in planned.jobs))
+    reasons = [why_not(job.row) for job in planned.jobs] if method == "gptq" else [None]
+    if reasons[0] is not None and all(reasons):
+        raise FormatError(reasons[0])
+    return planned
 
 
 def _why_none(planned: Plan) -> str:

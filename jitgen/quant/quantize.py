@@ -111,10 +111,8 @@ def quantize(
     """
     row = find(format)
     group_size = check_group_size(group_size, row)
-    check_method(method)
+    check_method(method, row)
     check_activation(activation, row, group_size, weight.shape[-1] if isinstance(weight, torch.Tensor) else None)
-    if method == "hqq" and not row.zero_point:
-        raise FormatError(f"hqq fits zero-points, and {row.name} has none; use a uint format, or another method")
     if input_scale is not None and activation is None:
         raise FormatError("input_scale is for activations that are quantised: pass activation='int8' or 'fp8_e4m3' too")
     target = layouts.find(layout or "portable").name
@@ -140,10 +138,12 @@ _EXTRAS = {
 """What a weight has such a tensor by, in place of the qualifier of its format's name."""
 
 
-def check_method(method: str) -> None:
-    """Raises FormatError, with the list of known names, unless ``method`` is one."""
+def check_method(method: str, format: Format | None = None) -> None:
+    """Raises FormatError, with the list of known names, unless ``method`` is one, and one for ``format``."""
     if method not in METHODS:
         raise FormatError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}")
+    if method == "hqq" and format is not None and not format.zero_point:
+        raise FormatError(f"hqq fits zero-points, and {format.name} has none; use a uint format, or another method")
 
 
 def sqnr(weight: torch.Tensor, quantized: QTensor) -> float:

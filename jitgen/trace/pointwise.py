@@ -91,71 +91,62 @@ BITWISE = {
 SHIFTS = {"left_shift": ("bitwise_left_shift", "__lshift__"), "right_shift": ("bitwise_right_shift", "__rshift__")}
 
 
-def _register() -> None:
-    for op, names in FLOAT_UNARY.items():
-
-        def float_unary(trace: Trace, input: Node, *, op: str = op) -> Node:
-            return pointwise(trace, op, input, dtype=float_dtype(input.dtype))
-
-        row(*names)(float_unary)
-    for op, names in ROUNDING.items():
-
-        def rounding(trace: Trace, input: Node, *, op: str = op) -> Node:
-            not_bool(input)
-            return pointwise(trace, op, input) if is_float(input) else input
-
-        row(*names)(rounding)
-    for op, names in SAME_UNARY.items():
-
-        def same(trace: Trace, input: Node, *, op: str = op) -> Node:
-            if op == "abs":
-                return trace.cast(pointwise(trace, op, readable(trace, input)), input.dtype)
-            return pointwise(trace, op, input)
-
-        row(*names)(same)
-    for op, names in BINARY.items():
-
-        def binary(trace: Trace, input: Value, other: Value, *, op: str = op) -> Node:
-            dtype = result_dtype(input, other)
-            if dtype == "bool" and op == "mul":
-                return pointwise(trace, "bitwise_and", input, other)
-            if op in DIVISIONS:
-                other = divisor_of(trace, dtype, other)
-            if op in ("fmod", "remainder"):
-                input, other = as_stored(trace, input, dtype), as_stored(trace, other, dtype)
-            return pointwise(trace, op, input, other, dtype=dtype)
-
-        row(*names)(binary)
-    for op, names in FLOAT_BINARY.items():
-
-        def float_binary(trace: Trace, input: Value, other: Value, *, op: str = op) -> Node:
-            return pointwise(trace, op, input, other, dtype=float_dtype(result_dtype(input, other)))
-
-        row(*names)(float_binary)
-    for op, names in COMPARISONS.items():
-
-        def comparison(trace: Trace, input: Value, other: Value, *, op: str = op) -> Node:
-            dtype = result_dtype(input, other)
-            stored = [as_stored(trace, value, dtype) for value in (input, other)]
-            if op in ("eq", "ne"):
-                stored = [readable(trace, value) for value in stored]
-            return pointwise(trace, op, *stored, result="bool")
-
-        row(*names)(comparison)
-    for op, names in (BITWISE | SHIFTS).items():
-
-        def bits(trace: Trace, input: Value, other: Value, *, op: str = op) -> Node:
-            dtype = result_dtype(input, other)
-            if DTYPES[dtype].is_floating_point or (dtype == "bool" and op in SHIFTS):
-                raise UnsupportedError(
-                    f"{op} is not defined for {dtype}, as in torch; convert to integers, with .long() say"
-                )
-            return pointwise(trace, op, input, other)
-
-        row(*names)(bits)
+def _float_unary(trace: Trace, input: Node, *, op: str) -> Node:
+    return pointwise(trace, op, input, dtype=float_dtype(input.dtype))
 
 
-_register()
+def _rounding(trace: Trace, input: Node, *, op: str) -> Node:
+    not_bool(input)
+    return pointwise(trace, op, input) if is_float(input) else input
+
+
+def _same(trace: Trace, input: Node, *, op: str) -> Node:
+    if op == "abs":
+        return trace.cast(pointwise(trace, op, readable(trace, input)), input.dtype)
+    return pointwise(trace, op, input)
+
+
+def _binary(trace: Trace, input: Value, other: Value, *, op: str) -> Node:
+    dtype = result_dtype(input, other)
+    if dtype == "bool" and op == "mul":
+        return pointwise(trace, "bitwise_and", input, other)
+    if op in DIVISIONS:
+        other = divisor_of(trace, dtype, other)
+    if op in ("fmod", "remainder"):
+        input, other = as_stored(trace, input, dtype), as_stored(trace, other, dtype)
+    return pointwise(trace, op, input, other, dtype=dtype)
+
+
+def _float_binary(trace: Trace, input: Value, other: Value, *, op: str) -> Node:
+    return pointwise(trace, op, input, other, dtype=float_dtype(result_dtype(input, other)))
+
+
+def _comparison(trace: Trace, input: Value, other: Value, *, op: str) -> Node:
+    dtype = result_dtype(input, other)
+    stored = [as_stored(trace, value, dtype) for value in (input, other)]
+    if op in ("eq", "ne"):
+        stored = [readable(trace, value) for value in stored]
+    return pointwise(trace, op, *stored, result="bool")
+
+
+def _bits(trace: Trace, input: Value, other: Value, *, op: str) -> Node:
+    dtype = result_dtype(input, other)
+    if DTYPES[dtype].is_floating_point or (dtype == "bool" and op in SHIFTS):
+        raise UnsupportedError(f"{op} is not defined for {dtype}, as in torch; convert to integers, with .long() say")
+    return pointwise(trace, op, input, other)
+
+
+for _function, _names_of in (
+    (_float_unary, FLOAT_UNARY),
+    (_rounding, ROUNDING),
+    (_same, SAME_UNARY),
+    (_binary, BINARY),
+    (_float_binary, FLOAT_BINARY),
+    (_comparison, COMPARISONS),
+    (_bits, BITWISE | SHIFTS),
+):
+    for _op, _names in _names_of.items():
+        row(*_names)(partial(_function, op=_op))
 
 # ------------------------------------------------------------------------------------------------------ arithmetic
 

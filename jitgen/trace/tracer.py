@@ -225,13 +225,7 @@ class Trace:
                 return target(*args)
             row, name = table.find(target)
             if row is None:
-                fact = name.removeprefix("Tensor.")
-                if fact in own_facts.NAMES and isinstance(args[0], torch.Tensor):
-                    return self._fact(args[0], fact)
-                operands = map(self._proxy_of, flattened((args, kwargs)))
-                if any(proxy is not None and proxy.value.is_weight for proxy in operands):
-                    raise UnsupportedError(self._refused_weight(name))
-                raise self._no_row(name)
+                return self._fact_or_refusal(name, args, kwargs)
             if kwargs.get("out") is not None:
                 raise UnsupportedError(
                     f"{self.name}: out= inside a decorated function is not supported{quote(user_location())}\n"
@@ -273,6 +267,20 @@ class Trace:
             if name.rpartition(".")[2] in _UNSET:
                 made.memory.is_unset = True
             return made
+
+    def _fact_or_refusal(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Returns a fact of a tensor that the trace knows, such as its device.
+
+        Raises:
+            UnsupportedError, TraceError: the function has no row, and is no such fact.
+        """
+        fact = name.removeprefix("Tensor.")
+        if fact in own_facts.NAMES and isinstance(args[0], torch.Tensor):
+            return self._fact(args[0], fact)
+        operands = map(self._proxy_of, flattened((args, kwargs)))
+        if any(proxy is not None and proxy.value.is_weight for proxy in operands):
+            raise UnsupportedError(self._refused_weight(name))
+        raise self._no_row(name)
 
     def _of_lists(self, row: table.Row, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls the row of a function of lists, of which each call of a torch function is traced."""

@@ -272,24 +272,10 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
     copied = [first.x, *(product.weight[0] for region in products.regions for product in region.contractions)]
     maps_of = map_names(operand.source for operand in copied)
     names = [f"params.{name}" for name in maps_of]
-    regions = []
-    for region, layout in zip(products.regions, layouts, strict=True):
-        maps = [f"&{name}" for name in names[1 + count * region.index : 1 + count * (region.index + 1)]]
-        weights = (
-            [f"Weight{_weight(_of_all(product), region, schedule.path)}" for product in region.contractions]
-            if quantised
-            else []
-        )
-        members_of_weights = [f"{{{', '.join(weights)}}}"] if quantised else []
-        initializer = ", ".join([*members_of_weights, f"{{{', '.join(maps)}}}", f"int({region.columns})"])
-        described = _region(region, layout, wgmma.EPILOGUE_WIDTH, is_moved=True) | {"initializer": f"{{{initializer}}}"}
-        if products.batch and not products.grouping:
-            described["matrix_lines"] = _epilogue_moves(region, products)
-        elif scaled := [load for load in region.loads if load.batch_strides]:
-            described["matrix_lines"] = [
-                f"moved.{base_of(load)[1]} += matrix * {load.batch_strides[0]};" for load in scaled
-            ]
-        regions.append(described)
+    regions = [
+        _mapped_region(region, layout, names[1 + count * region.index :][:count], schedule, products)
+        for region, layout in zip(products.regions, layouts, strict=True)
+    ]
     fast = "FastBytes" if first.contraction.precision == "fast" else "Bytes"
     return {
         "map_names": maps_of,
@@ -325,6 +311,24 @@ def _mapped(kernel: Kernel, layouts: Sequence[GemmLayout], schedule: WgmmaSchedu
         "batch_type": _batch_type(products),
         "block_scales": _block_scales(products.regions[0].contractions, products),
     }, {}
+
+
+def _mapped_region(
+    region: GemmRegion, layout: GemmLayout, maps: Sequence[str], schedule: WgmmaSchedule, products: GemmContext
+) -> dict[str, Any]:
+    """Describes a region whose weights are copied by the tensor ``maps``; see ``_region``."""
+    values = [f"{{{', '.join(f'&{name}' for name in maps)}}}", f"int({region.columns})"]
+    if isinstance(schedule.tilings[0], WgmmaQuantized):
+        weights = [f"Weight{_weight(_of_all(product), region, schedule.path)}" for product in region.contractions]
+        values = [f"{{{', '.join(weights)}}}", *values]
+    described = _region(region, layout, wgmma.EPILOGUE_WIDTH, is_moved=True)
+    if products.batch and not products.grouping:
+        described["matrix_lines"] = _epilogue_moves(region, products)
+    elif scaled := [load for load in region.loads if load.batch_strides]:
+        described["matrix_lines"] = [
+            f"moved.{base_of(load)[1]} += matrix * {load.batch_strides[0]};" for load in scaled
+        ]
+    return described | {"initializer": f"{{{', '.join(values)}}}"}
 
 
 def _of_all(product: ContractionContext) -> ContractionContext:
