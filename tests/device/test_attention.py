@@ -279,3 +279,48 @@ def test_many_blocks_and_the_same_bits(backend: str) -> None:
     found = check(function, q, k, v, backend=backend)
     for _ in range(3):
         assert torch.equal(found, check(function, q, k, v, backend=backend))
+
+
+@backends
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("keys", [1, 7, 47, 77, 129, 160])
+def test_many_rows_of_few_keys(keys: int, dtype: torch.dtype, backend: str) -> None:
+    """As of images to a short text: blocks with several sets of keys, and blocks of fewer pieces than warpgroups."""
+
+    def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+    source = random.Random(keys)
+    for batch, heads, shared, rows, depth, width in (
+        *((3, 8, 2, 1001, 128, 128), (40, 6, 6, 129, 64, 64), (2, 5, 1, 300, 80, 48), (1, 1, 1, 65, 96, 120)),
+        *((1, 4, 4, 4097, 40, 128), (7, 3, 3, 64, 128, 64)),
+    ):
+        shapes = (batch, heads, rows, depth), (batch, shared, keys, depth), (batch, shared, keys, width)
+        q, k, v = random_operands(source, *shapes, dtype=dtype)
+        shown = torch.rand(batch, 1, 1, keys, device="cuda") > 0.3
+        shown[..., keys // 2] = True
+        spread = q.transpose(1, 2).contiguous().transpose(1, 2)
+        repeated = [operand.repeat_interleave(heads // shared, 1) for operand in (k, v)]
+        for query, masks in ((q, []), (spread, []), (q, [shown])):
+            wanted = attend(q.double(), k.double(), v.double(), *masks)
+            found = jitgen.jit(attend, backend=backend)(query, k, v, *masks)
+            wrong = failure(found, wanted, q, *repeated, rounded=True)
+            assert wrong is None, (wrong, query.shape, k.shape, v.shape, len(masks))
+
+
+@backends
+@pytest.mark.parametrize("mask", [[], *([name] for name in MASKS)])
+def test_rules_of_few_keys(mask: list[str], backend: str) -> None:
+    def beside(q: Any, k: Any, v: Any) -> Any:
+        s = (q @ k.transpose(-1, -2)).float() * 0.2
+        return torch.softmax(s, -1).to(v.dtype) @ v, torch.logsumexp(s, -1)
+
+    for rows, keys, depth in ((200, 77, 64), (1030, 128, 128), (70, 33, 128), (333, 150, 64)):
+        args = on_gpu(*operands((2, 3), rows, keys, depth, depth, BF16))
+        for rules in (["scale"], ["cap", "distance"]):
+            found = check(formula(rules, mask), *args, backend=backend, kernels=None)
+            assert torch.equal(found.nan_to_num(), check(formula(rules, mask), *args, backend=backend).nan_to_num())
+        result, logarithms = jitgen.jit(beside, backend=backend)(*args)
+        wanted, wanted_logarithms = beside(*(operand.double() for operand in args))
+        assert failure(result, wanted, *args, rounded=True) is None
+        torch.testing.assert_close(logarithms, wanted_logarithms, rtol=1e-5, atol=1e-4)

@@ -212,12 +212,14 @@ int main() {
 
 WHOLE = r"""
 #include "jitgen/attention_decode.cuh"
+#include "jitgen/attention_resident.cuh"
 #include "jitgen/attention_wgmma.cuh"
 using jitgen::bfloat16;
 
 // (tasks, rows or keys, columns) of a batch; every fourth row of the mask sees no key at all.
-// `row_tiles`: those of attention_decode.cuh, or 0 for attention_wgmma.cuh: they differ in which scores a lane has.
-template <int row_tiles>
+// `row_tiles`: those of attention_decode.cuh, or 0 for the others: they differ in which scores a lane has. `box_keys`: of
+// a box that attention_resident.cuh copies. Each `group` tasks have the same keys and values.
+template <int row_tiles, int box_keys = 0, int group = 1>
 struct Operands {
   static constexpr int own_rows = row_tiles ? 2 * row_tiles : 2;
   struct Task { int number; };
@@ -262,6 +264,27 @@ struct Operands {
     }
   }
   template <class T> T query(const Task& task, int m, int d) const { return q[(task.number * rows + m) * depth + d]; }
+  bool shares_keys(const Task& one, const Task& other) const { return one.number / group == other.number / group; }
+  // A box of 64 columns of a matrix of `all` rows, zero beyond the matrix.
+  void box(const std::vector<bfloat16>& from, int matrix, int all, int columns, uint32_t to, int column, int row, int rows,
+           uint32_t barrier) const {
+    for (int i = 0; i < rows * 64; ++i) {
+      const int m = row + i / 64, d = column + i % 64;
+      const uint32_t at = to + i * 2, swizzled = at ^ (at >> 7 & 7) << 4;
+      const bfloat16 element = m < all && d < columns ? from[(matrix * all + m) * columns + d] : bfloat16{0};
+      memcpy(block->memory + swizzled, &element, 2);
+    }
+    jitgen::barrier_copied(barrier, rows * 128);
+  }
+  void copy_query(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    box(q, task.number, rows, depth, to, column, row, 64, barrier);
+  }
+  void copy_key(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    box(k, task.number / group, keys, depth, to, column, row, box_keys, barrier);
+  }
+  void copy_value(uint32_t to, const Task& task, int column, int row, uint32_t barrier) const {
+    box(v, task.number / group, keys, width, to, column, row, box_keys, barrier);
+  }
   bfloat16 key(const Task& task, int n, int d) const { return k[(task.number * keys + n) * depth + d]; }
   uint4 run(const std::vector<bfloat16>& from, int at) const {
     uint4 found;
@@ -306,11 +329,21 @@ struct Decode {
   static constexpr bool whole = is_whole, masked = true;
 };
 
+template <int warps, int tile, int block_d, int block_e, int stage_count, int slot_count, int tasks_that_share>
+struct Resident {
+  using Key = bfloat16;
+  using Value = bfloat16;
+  static constexpr int warpgroups = warps, blocks = 1, keys = tile, depth = block_d, width = block_e;
+  static constexpr int fewest = 1, stages = stage_count, slots = slot_count, staged = 32, group = tasks_that_share;
+  static constexpr bool masked = true;
+};
+
 template <class C>
 struct Wgmma {
-  static constexpr int row_tiles = 0;
+  static constexpr int group = 1;
+  using Data = Operands<0>;
   using Shape = jitgen::AttentionShape<C>;
-  using Kernel = jitgen::AttentionKernel<C, Operands<0>>;
+  using Kernel = jitgen::AttentionKernel<C, Data>;
   static int blocks(int, int, int clusters) { return clusters; }
   static void run(const Kernel& kernel) {
     if (threadIdx.x == 0) kernel.initialise();
@@ -324,10 +357,32 @@ struct Wgmma {
   static uint8_t* memory() { return block->memory; }
 };
 template <class C>
+struct FewKeys {
+  static constexpr int group = C::group;
+  using Data = Operands<0, C::keys, C::group>;
+  using Shape = jitgen::ResidentShape<C>;
+  struct Kernel : jitgen::ResidentKernel<C, Data> {
+    Kernel(const Data& data, uint8_t* memory, uint32_t base, int, int)
+        : jitgen::ResidentKernel<C, Data>{data, memory, base} {}
+  };
+  static int blocks(int, int, int clusters) { return clusters; }
+  static void run(const Kernel& kernel) {
+    if (threadIdx.x == 0) kernel.initialise();
+    cluster->all->arrive_and_wait();
+    if (threadIdx.x < Shape::consumers) {
+      kernel.consume();
+    } else if (threadIdx.x < Shape::consumers + 32) {
+      kernel.produce();
+    }
+  }
+  static uint8_t* memory() { return block->memory; }
+};
+template <class C>
 struct FewRows {
-  static constexpr int row_tiles = C::row_tiles;
+  static constexpr int group = 1;
+  using Data = Operands<C::row_tiles>;
   using Shape = jitgen::DecodeShape<C>;
-  using Kernel = jitgen::DecodeKernel<C, Operands<row_tiles>>;
+  using Kernel = jitgen::DecodeKernel<C, Data>;
   static int blocks(int tasks, int rows, int) { return tasks * ((rows + Shape::rows - 1) / Shape::rows); }
   static void run(const Kernel& kernel) { kernel.run(); }
   static float* memory() { return reinterpret_cast<float*>(block->memory); }
@@ -343,9 +398,10 @@ void whole(int tasks, int rows, int keys, int depth, int width, int shift, int c
     for (auto& each : found) each = jitgen::store<bfloat16>(float(std::rand() % 2001 - 1000) / 500.0f);
     return found;
   };
-  const auto q = random(tasks * rows * depth), k = random(tasks * keys * depth), v = random(tasks * keys * width);
+  const int sets = tasks / Of::group;
+  const auto q = random(tasks * rows * depth), k = random(sets * keys * depth), v = random(sets * keys * width);
   std::vector<float> out(tasks * rows * width, NAN), tops(tasks * rows, NAN), totals(tasks * rows, NAN);
-  const Operands<Of::row_tiles> operands{tasks, rows, keys, depth, width, shift, q, k, v, out, tops, totals};
+  const typename Of::Data operands{tasks, rows, keys, depth, width, shift, q, k, v, out, tops, totals};
   std::vector<std::thread> threads;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Meeting>> meetings;
@@ -371,12 +427,12 @@ void whole(int tasks, int rows, int keys, int depth, int width, int shift, int c
   }
   for (auto& each : threads) each.join();
   for (int row = 0; row < tasks * rows; ++row) {
-    const int task = row / rows, m = row % rows;
+    const int task = row / rows, m = row % rows, set = task / Of::group;
     double top = -INFINITY, total = 0, most = 0;
     std::vector<double> scores(keys), sums(width);
     for (int n = 0; n < keys; ++n) {
       for (int d = 0; d < depth; ++d) {
-        scores[n] += 0.25 * jitgen::load(q[row * depth + d]) * jitgen::load(k[(task * keys + n) * depth + d]);
+        scores[n] += 0.25 * jitgen::load(q[row * depth + d]) * jitgen::load(k[(set * keys + n) * depth + d]);
       }
       if (operands.hides(m, n)) scores[n] = -INFINITY;
       top = std::max(top, scores[n]);
@@ -384,7 +440,7 @@ void whole(int tasks, int rows, int keys, int depth, int width, int shift, int c
     for (int n = 0; n < keys && top > -INFINITY; ++n) {
       const double weight = std::exp(scores[n] - top);
       total += weight;
-      for (int e = 0; e < width; ++e) sums[e] += weight * jitgen::load(v[(task * keys + n) * width + e]);
+      for (int e = 0; e < width; ++e) sums[e] += weight * jitgen::load(v[(set * keys + n) * width + e]);
     }
     // Weights are rounded to 8 bits; values are at most 2.
     bool right = total > 0 ? std::abs(tops[row] - top) < 1e-4 * (1 + std::abs(top)) : tops[row] == -INFINITY;
@@ -430,6 +486,10 @@ CASES = {
     "two warpgroups": ("Wgmma<Config<2, 32, 64, 64, 32, 1>>", "3, 150, 200, 64, 64, 5, 2, 1"),
     "three warpgroups, no turns": ("Wgmma<Config<3, 32, 32, 32, 32, 1, false>>", "2, 200, 90, 24, 30, 400, 1, 1"),
     "warpgroups that see other tiles": ("Wgmma<Config<3, 16, 32, 32, 32, 1>>", "2, 192, 700, 32, 32, 0, 2, 1"),
+    "few keys": ("FewKeys<Resident<1, 32, 32, 32, 2, 1, 1>>", "3, 150, 20, 24, 30, 400, 2, 1"),
+    "few keys, which two tasks share": ("FewKeys<Resident<2, 64, 64, 64, 4, 2, 2>>", "6, 100, 47, 64, 64, 30, 2, 1"),
+    "few keys, more sets of them than stages": ("FewKeys<Resident<3, 16, 32, 96, 3, 2, 1>>", "11, 64, 7, 32, 90, 400, 1, 1"),
+    "a key, more blocks than pieces": ("FewKeys<Resident<2, 16, 80, 32, 2, 2, 1>>", "2, 70, 1, 72, 32, 400, 5, 1"),
     "few rows": ("FewRows<Decode<2, 1, 64, 128, 8, true>>", "3, 5, 300, 64, 128, 250, 0, 1"),
     "few rows in a cluster, of no whole runs": (
         "FewRows<Decode<2, 2, 64, 64, 8, false>>",
@@ -443,7 +503,7 @@ CASES = {
 """The kernel and its Config; tasks, M, N, D, E, the mask's shift, clusters and blocks of each."""
 
 
-@pytest.mark.quick(where=lambda case: case.startswith(("a cluster", "few rows in")))
+@pytest.mark.quick(where=lambda case: case.startswith(("a cluster", "few rows in", "few keys, ")))
 @pytest.mark.parametrize("case", CASES)
 def test_the_whole_kernel(case: str, tmp_path: Path) -> None:
     """All of its threads, barriers and exchanges on the CPU, over shared memory that is poisoned."""

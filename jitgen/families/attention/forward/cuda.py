@@ -1,15 +1,15 @@
-"""Builds the context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh`` or
-``attention_decode.cuh`` walks.
+"""Builds the context of ``templates/attention/attention.cu.j2``: a struct of operands that ``attention_wgmma.cuh``,
+``attention_resident.cuh`` or ``attention_decode.cuh`` walks.
 
-Which tiles of keys a block of rows sees is computed from the rule's bounds: by the producer alone in the former, by
-every warp in the latter. What the rule reads is loaded where it changes: once for a task, once for a thread's rows,
+Which tiles of keys a block of rows sees is computed from the rule's bounds: by the producer alone in the first, by
+every warp in the last. What the rule reads is loaded where it changes: once for a task, once for a thread's rows,
 once for a key, or for each score.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitgen.codegen.dialect import Dialect
@@ -19,6 +19,7 @@ from jitgen.families.attention.forward.decode import DecodeSchedule
 from jitgen.families.attention.forward.elements import elements
 from jitgen.families.attention.forward.layout import Layout
 from jitgen.families.attention.forward.ramps import split
+from jitgen.families.attention.forward.resident import ResidentSchedule
 from jitgen.families.attention.forward.wgmma import WgmmaSchedule
 from jitgen.families.attention.rule.bounds import Ends, mask_ends, tile_ends
 from jitgen.families.attention.rule.context import Operand, Rule
@@ -27,8 +28,11 @@ from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
 
+Schedule = WgmmaSchedule | ResidentSchedule | DecodeSchedule
+
+
 def build(
-    kernel: Kernel, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule, attention: Attention, dialect: Dialect
+    kernel: Kernel, layout: Layout, schedule: Schedule, attention: Attention, dialect: Dialect
 ) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
@@ -74,6 +78,7 @@ def build(
         "query_value": attention.query_value,
         "query_is_vector": _is_vector_query(attention, layout),
         "coordinates": {name: _coordinates(operand) for name, operand in copied.items()},
+        "same_keys": _same_matrices([attention.key, attention.value]),
         "gathers": any(operand.gathered for operand in attention.operands),
         "key_storage": dialect.storage_types[attention.key_dtype],
         "value_storage": dialect.storage_types[attention.value_dtype],
@@ -85,7 +90,7 @@ def build(
     }, {"fmad": True}
 
 
-def _results(attention: Attention, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
+def _results(attention: Attention, layout: Layout, schedule: Schedule) -> dict[str, Any]:
     """Describes what is computed of the sums of a row, and what it reads and stores."""
     return {
         "row_loads": [_single(o) for o in attention.row_loads],
@@ -116,12 +121,13 @@ def _shown(body: Body, layout: Layout, attention: Attention, known: Mapping[int,
     }
 
 
-def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, dialect: Dialect) -> dict[str, Any]:
+def _mainloop(attention: Attention, schedule: Schedule, dialect: Dialect) -> dict[str, Any]:
     """Describes what differs between the mainloops: their Config, and which scores a thread has."""
     if isinstance(schedule, DecodeSchedule):
         of_lane = {
             "places": "2",
             "place": "8 * i",
+            "certain": "",
             "rows": str(2 * schedule.row_tiles),
             "row": "r / 2 * 8 + r % 2",
             "row_words": "r and r + 1" if schedule.row_tiles == 1 else "r, r + 1, r + 8 and r + 9",
@@ -137,11 +143,21 @@ def _mainloop(attention: Attention, schedule: WgmmaSchedule | DecodeSchedule, di
     of_thread = {
         "places": "n / 2",
         "place": "i / 2 * 8 + i % 2",
+        "certain": "",
         "rows": "2",
         "row": "8 * r",
         "row_words": "r and r + 8",
         "score": "i / 2 * 4 + r * 2 + i % 2",
     }
+    if isinstance(schedule, ResidentSchedule):
+        return {
+            "mainloop": "resident",
+            "shape": "ResidentShape",
+            "blocks": schedule.blocks,
+            "members": schedule.members(masked=attention.masked),
+            # A thread's first column is at most 6.
+            "fragment": of_thread | {"certain": f"{of_thread['place']} < Config::fewest - 6 || "},
+        }
     copied = dict(zip(("query_copied", "key_copied", "value_copied"), schedule.copied, strict=True))
     return {
         "mainloop": "wgmma",
@@ -164,6 +180,12 @@ def _is_vector_query(attention: Attention, layout: Layout) -> bool:
 
 def _coordinates(operand: Operand) -> str:
     return coordinates([(stride, f"task.z{dim}") for dim, stride in enumerate(operand.batch)])
+
+
+def _same_matrices(operands: Sequence[Operand]) -> str:
+    """Prints the condition that tasks ``one`` and ``other`` read the same matrices of ``operands``."""
+    steps = dict.fromkeys((stride, dim) for operand in operands for dim, stride in enumerate(operand.batch))
+    return " && ".join(f"({stride} == 0 || one.z{dim} == other.z{dim})" for stride, dim in steps) or "true"
 
 
 def _value(operand: Operand, at: str) -> dict[str, Any]:
@@ -228,7 +250,7 @@ def _single(operand: Operand, splits: int = 1) -> dict[str, Any]:
     }
 
 
-def _run(operand: Operand, layout: Layout, schedule: WgmmaSchedule | DecodeSchedule) -> dict[str, Any]:
+def _run(operand: Operand, layout: Layout, schedule: Schedule) -> dict[str, Any]:
     at = operand.packed_row(f"task.{operand.at}")
     if schedule.splits > 1 and operand.role == "store":
         at += " + range * (int64_t(tasks()) * packed_rows() * width)"

@@ -39,21 +39,15 @@
 
 namespace jitgen {
 
-// Keeps the compiler from moving accesses of accumulators across: a wgmma writes them until it was waited for.
-template <int n>
-JITGEN_DEVICE void settle(float (&sums)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-}
-
 // All of a block's threads; the warpgroups that compute.
 template <class Config, class Operands>
 struct AttentionKernel : AttentionResults<Config, Operands> {
   using Block = AttentionBlock<Config, Operands>;
   using Shape = AttentionShape<Config>;
   using Task = typename Operands::Task;
+  using Value = typename Config::Value;
   using Scores = Wgmma<typename Config::Key, Config::keys>;
-  using Sums = Wgmma<typename Config::Value, Config::width>;
+  using Sums = Wgmma<Value, Config::width>;
   static constexpr int n = Config::keys / 2;
   using Ring = typename Block::Ring;
   using Rows = typename Block::Rows;
@@ -102,41 +96,6 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
   JITGEN_DEVICE void end_turn() const {
     if constexpr (Config::take_turns && Config::warpgroups > 1) {
       group_arrive<256>(1 + (threadIdx.x / 128 + 1) % Config::warpgroups);
-    }
-  }
-
-  // One step of the online softmax (Milakov and Gimelshein, 2018): scores become probabilities, `rows` follow, and `scale`
-  // is what earlier sums have to be multiplied with. Returns whether the base of one of the warp's rows has moved.
-  JITGEN_DEVICE bool online_softmax(float (&scores)[n], Rows& rows, float (&scale)[2], float factor) const {
-    bool moves = false;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float row_max = rows.row_max[r];
-#pragma unroll
-      for (int i = 0; i < n / 4; ++i) row_max = fmaxf(row_max, fmaxf(scores[i * 4 + r * 2], scores[i * 4 + r * 2 + 1]));
-      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 1));
-      row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 2));
-      rows.row_max[r] = row_max;
-      moves |= move_base(rows.base[r], scale[r], row_max, factor);
-      const float base = finite_base(rows.base[r]);
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < n / 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float& probability = scores[i * 4 + r * 2 + j];
-          probability = exp2_normal(__fmaf_rn(probability, factor, -base));
-          sum += probability;
-        }
-      }
-      rows.row_sum[r] = __fmaf_rn(rows.row_sum[r], scale[r], sum);
-    }
-    return __any_sync(0xffffffffu, moves);
-  }
-  static JITGEN_DEVICE void pack(uint32_t (&probabilities)[Config::keys / 16][4], const float (&scores)[n]) {
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) {
-      probabilities[i / 4][i % 4] = packed_pair<typename Config::Value>(scores[i * 2], scores[i * 2 + 1]);
     }
   }
 
@@ -192,7 +151,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
           warp_arrive(key_empty(ring.stage));
           rule(ticket);
           online_softmax(scores, rows, scale, factor);
-          pack(probabilities, scores);
+          pack<Value>(probabilities, scores);
           Ring of_values = ring;
           ring.next();
           if (!ticket.last) barrier_wait_in_place(key_full(ring.stage), ring.phase, "key_full");
@@ -225,7 +184,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
             wgmma_wait<0>();
             settle(sums);
             warp_arrive(value_empty(finished));
-            pack(probabilities, scores);
+            pack<Value>(probabilities, scores);
             if (moves) {
 #pragma unroll
               for (int i = 0; i < Config::width / 2; ++i) sums[i] *= scale[i / 2 % 2];
@@ -256,7 +215,7 @@ struct AttentionKernel : AttentionResults<Config, Operands> {
         __syncwarp();
         cluster_sync("sums of the cluster's blocks");
       } else {
-        finish(piece.x, piece.z, row, sums, rows, fold);
+        finish(operands.task(piece.x), piece.z, row, sums, rows, fold);
       }
     }
   }

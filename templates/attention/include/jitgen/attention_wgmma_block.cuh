@@ -1,14 +1,14 @@
 // Shared memory of the attention kernel on wgmma, its barriers, and what a block knows of its work. See attention_wgmma.cuh.
 #pragma once
 
-#include "jitgen/attention_scores.cuh"
 #include "jitgen/attention_walk.cuh"
-#include "jitgen/wgmma_ptx.cuh"
+#include "jitgen/attention_wgmma_rows.cuh"
 
 namespace jitgen {
 
 template <class Config>
-struct AttentionShape {
+struct AttentionShape : RowStaging<Config> {
+  using Staging = RowStaging<Config>;
   static constexpr int consumers = Config::warpgroups * 128;
   static constexpr int threads = consumers + 128;  // the last warpgroup copies
   static constexpr int rows = Config::warpgroups * 64;
@@ -18,12 +18,6 @@ struct AttentionShape {
   static constexpr int key_bytes = Config::keys * 128 * depth_chunks;
   static constexpr int value_bytes = Config::keys * 128 * width_chunks;
 
-  // The epilogue stages some columns of a warp's 16 rows; each row is padded by 8 floats (banks). Behind them are a row's
-  // greatest score and its sum.
-  static constexpr int chunk = Config::staged;
-  static constexpr int pitch = chunk + 8;
-  static constexpr int warp_floats = 16 * pitch + 32;
-  static_assert(32 % (chunk / 8) == 0 && Config::width % chunk == 0, "a lane has the same columns of each row it stores");
   // A cluster exchanges all columns of a warp's rows, where the query and the tiles were; wide rows take more than these.
   static constexpr int split_pitch = Config::width + 8;
   static constexpr int split_floats = 16 * split_pitch + 32;
@@ -32,7 +26,7 @@ struct AttentionShape {
   static constexpr int keys_at = query_bytes;
   static constexpr int values_at = keys_at + Config::stages * key_bytes;
   static constexpr int staging_at = values_at + Config::stages * value_bytes;
-  static constexpr int staging_end = staging_at + consumers / 32 * warp_floats * 4;
+  static constexpr int staging_end = staging_at + consumers / 32 * Staging::warp_floats * 4;
   static constexpr int barriers_at = staging_end > exchanged ? staging_end : exchanged;
   static constexpr int tickets_at = barriers_at + (2 + 4 * Config::stages) * 8;
   static constexpr int bytes = tickets_at + 16 + (Config::stages + 1) / 2 * 16;
@@ -133,10 +127,7 @@ struct AttentionBlock {
     const int begin = smaller(number * each, all);
     return {begin, smaller(begin + each, all)};
   }
-  // What a thread knows of its two rows: lane / 4 and lane / 4 + 8 of its warp's 16. Probabilities are 2^(score * factor - base).
-  struct Rows {
-    float row_max[2], row_sum[2], base[2];
-  };
+  using Rows = WgmmaRows;
 };
 
 }  // namespace jitgen

@@ -1,5 +1,5 @@
-// Results of the attention kernel on wgmma: sums go through shared memory, so that a thread has neighbours of a row, and a
-// cluster that shares keys adds up what its blocks have. See attention_wgmma.cuh.
+// Results of the attention kernel on wgmma where a cluster shares keys: it adds up what its blocks have. See
+// attention_wgmma.cuh.
 #pragma once
 
 #include "jitgen/attention_wgmma_produce.cuh"
@@ -8,7 +8,7 @@ namespace jitgen {
 
 // What consumers do with sums.
 template <class Config, class Operands>
-struct AttentionResults : AttentionProducer<Config, Operands> {
+struct AttentionResults : RowResults<Config, Operands, AttentionProducer<Config, Operands>> {
   using Block = AttentionBlock<Config, Operands>;
   using Shape = AttentionShape<Config>;
   using Task = typename Operands::Task;
@@ -19,66 +19,8 @@ struct AttentionResults : AttentionProducer<Config, Operands> {
   using Block::rank;
   using Block::splits;
   using Block::range;
-
-  JITGEN_DEVICE float* staging() const {
-    return reinterpret_cast<float*>(memory + Shape::staging_at) + threadIdx.x / 32 * Shape::warp_floats;
-  }
-  // The greatest scores and the sums of this warp's rows, staged behind the columns; `scale` is what its products are
-  // still to be multiplied with, so that probabilities are exp(score - row_max), as results know them.
-  static JITGEN_DEVICE void stage_rows(float* of_rows, Rows& rows, float fold, float (&scale)[2]) {
-    const int lane = threadIdx.x % 32;
-    __syncwarp();
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      scale[r] = rows.base[r] == minus_infinity() ? 1.0f : exp2_normal(rows.base[r] - rows.row_max[r] * (fold * log2_e));
-      rows.row_sum[r] += __shfl_xor_sync(0xffffffffu, rows.row_sum[r], 1);
-      rows.row_sum[r] += __shfl_xor_sync(0xffffffffu, rows.row_sum[r], 2);
-      if (lane % 4 == 0) {
-        of_rows[lane / 4 + r * 8] = rows.row_max[r] * fold;
-        of_rows[16 + lane / 4 + r * 8] = rows.row_sum[r] * scale[r];
-      }
-    }
-  }
-  JITGEN_DEVICE void finish(
-      int number, int range, int first, const float (&sums)[Config::width / 2], Rows& rows, float fold) const {
-    constexpr int chunk = Shape::chunk, pitch = Shape::pitch, runs = chunk / 8;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Task task = operands.task(number);
-    float *const staging = this->staging(), *const of_rows = staging + 16 * pitch;
-    const int row = first + warp * 16, packed_rows = int(operands.packed_rows());
-    if (row >= packed_rows) return;
-    float scale[2];
-    stage_rows(of_rows, rows, fold, scale);
-    __syncwarp();
-    if (lane < 16 && row + lane < packed_rows) {
-      operands.row_results(task, range, row + lane, of_rows[lane], of_rows[16 + lane]);
-    }
-    // A lane has the same one or two rows of every turn.
-    constexpr int rows_of_lane = runs / 2;
-    static_assert(rows_of_lane == 1 || rows_of_lane == 2, "staged columns of a warp");
-    const int m = lane / runs, second = m + (rows_of_lane - 1) * 8, column = lane % runs * 8;
-    const auto of_row = [&](int of_lane) {
-      const int number = smaller(row + of_lane, packed_rows - 1);
-      return operands.results_of_row(task, range, number, of_rows[of_lane], of_rows[16 + of_lane]);
-    };
-    const auto results = of_row(m), second_results = of_row(second);
-    const auto store = [&](const auto& results_of_row, int of_lane, int e) {
-      const int live = smaller(8, int(operands.width) - e);
-      if (row + of_lane >= packed_rows || live <= 0) return;
-      const float4* const from = reinterpret_cast<const float4*>(staging + of_lane * pitch + column);
-      const float4 low = from[0], high = from[1];
-      const float of_run[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-      results_of_row(e, of_run, live);
-    };
-#pragma unroll 1
-    for (int turn = 0; turn < Config::width / chunk; ++turn) {
-      if (turn > 0) __syncwarp();
-      spread<0, chunk>(turn, staging, sums, scale);
-      __syncwarp();
-      store(results, m, turn * chunk + column);
-      if constexpr (rows_of_lane > 1) store(second_results, second, turn * chunk + column);
-    }
-  }
+  using Stored = RowResults<Config, Operands, AttentionProducer<Config, Operands>>;
+  using Stored::stage_rows;
 
   // Where a cluster shares keys: each block leaves what it has where its query and tiles were; block r adds up its share of
   // the results, by rank.
@@ -87,7 +29,7 @@ struct AttentionResults : AttentionProducer<Config, Operands> {
       float* const to = reinterpret_cast<float*>(memory) + threadIdx.x / 32 * Shape::split_floats;
       float scale[2];
       stage_rows(to + 16 * Shape::split_pitch, rows, fold, scale);
-      spread<0, Config::width>(0, to, sums, scale);
+      Stored::template spread<0, Config::width>(0, to, sums, scale);
       proxy_fence();  // the next piece's tiles are copied there
     }
   }
@@ -137,25 +79,6 @@ struct AttentionResults : AttentionProducer<Config, Operands> {
         if (e == 0) operands.row_results(task, range, first + m, row_max, row_sum);
         if (live > 0) operands.results_of_row(task, range, first + m, row_max, row_sum)(e, of_run, live);
       }
-    }
-  }
-  // Registers can be indexed by constants only. So there is code for every turn, and only that of `wanted` is executed.
-  template <int turn, int chunk>
-  static JITGEN_DEVICE void spread(
-      int wanted, float* staging, const float (&sums)[Config::width / 2], const float (&scale)[2]) {
-    constexpr int pitch = chunk + 8;
-    if constexpr (turn < Config::width / chunk) {
-      if (wanted == turn) {
-        const int lane = threadIdx.x % 32;
-        float* const corner = staging + lane / 4 * pitch + lane % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < chunk / 8; ++i) {
-          const float* const from = sums + (turn * (chunk / 8) + i) * 4;
-          *reinterpret_cast<float2*>(corner + i * 8) = make_float2(from[0] * scale[0], from[1] * scale[0]);
-          *reinterpret_cast<float2*>(corner + i * 8 + 8 * pitch) = make_float2(from[2] * scale[1], from[3] * scale[1]);
-        }
-      }
-      spread<turn + 1, chunk>(wanted, staging, sums, scale);
     }
   }
 };
