@@ -85,6 +85,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[TensorSpec, ...]]] = {
     "gradients": (causal, 3 * (_dense(1, 2, 300, 128),)),
     "gradients, element by element": (causal, 3 * (_dense(1, 2, 300, 20),)),
     "gradients with a window": (window, 3 * (_dense(1, 2, 600, 64),)),
+    "attention of few keys": (attention, (_dense(1, 4, 600, 128), *2 * (_dense(1, 4, 77, 128),))),
     "attention of few rows": (attention, (_dense(1, 4, 2, 128), *2 * (_dense(1, 4, 3000, 128),))),
     "linear": (linear, (_dense(600, 520), _dense(1000, 520))),
     "linear of 64 rows": (linear, (_dense(64, 1040), _dense(500, 1040))),

@@ -85,6 +85,20 @@ def test_attention() -> None:
     assert found == expected | turns | {"barrier 0": {f"{launch.threads} of warps 0-{launch.threads // 32 - 1}"}}
 
 
+def test_attention_of_few_keys() -> None:
+    source, launch = of_lowered(lowered("attention of few keys"), 0)
+    found = named(barriers.check(source, launch))
+    warps = launch.threads // 32 - 4
+    copied = {f"1 of warp {warps} lane 0"}
+    released = found.pop("query_empty(stage)")
+    assert released <= {f"4 of warps {first}-{first + 3} lane 0" for first in range(0, warps, 4)}
+    assert found == {
+        "query_full(stage)": copied,
+        "keys_full(slot)": copied,
+        "barrier 0": {f"{launch.threads} of warps 0-{launch.threads // 32 - 1}"},
+    }
+
+
 INBOX = "shared_address(&arrived)"
 ROWS = {
     "softmax": {INBOX},

@@ -12,6 +12,7 @@ from jitgen._data import data_directory
 from jitgen.families.attention.backward import wgmma as backward_wgmma
 from jitgen.families.attention.forward import wgmma
 from jitgen.families.attention.forward.decode import DecodeSchedule
+from jitgen.families.attention.forward.resident import ResidentSchedule
 from jitgen.families.gemm.mainloops import (
     SCHEDULES,
     Dense,
@@ -79,7 +80,8 @@ def test_a_derived_number_is_no_field_and_cannot_be_set() -> None:
         schedule.columns = 3  # type: ignore[misc]
 
 
-FORMS = [*SCHEDULES, *forms.SCHEDULES, wgmma.WgmmaSchedule, DecodeSchedule, backward_wgmma.WgmmaSchedule]
+ATTENTION = [wgmma.WgmmaSchedule, ResidentSchedule, DecodeSchedule, backward_wgmma.WgmmaSchedule]
+FORMS = [*SCHEDULES, *forms.SCHEDULES, *ATTENTION]
 
 
 @pytest.mark.parametrize("schedule", FORMS, ids=lambda each: each.__name__)
@@ -139,6 +141,7 @@ HEADERS = [
     (WgmmaQuantized, "gemm/include/jitgen/gemm_wgmma_quantized.cuh"),
     (WgmmaDense, "gemm/include/jitgen/gemm_wgmma_dense_shape.cuh"),
     (wgmma.WgmmaSchedule, "attention/include/jitgen/attention_wgmma.cuh"),
+    (ResidentSchedule, "attention/include/jitgen/attention_resident.cuh"),
     (DecodeSchedule, "attention/include/jitgen/attention_decode.cuh"),
     (backward_wgmma.WgmmaSchedule, "attention_backward/include/jitgen/attention_backward.cuh"),
 ]
