@@ -333,7 +333,7 @@ template <int warps, int tile, int block_d, int block_e, int stage_count, int sl
 struct Resident {
   using Key = bfloat16;
   using Value = bfloat16;
-  static constexpr int warpgroups = warps, blocks = 1, keys = tile, depth = block_d, width = block_e;
+  static constexpr int warpgroups = warps, keys = tile, depth = block_d, width = block_e;
   static constexpr int fewest = 1, stages = stage_count, slots = slot_count, staged = 32, group = tasks_that_share;
   static constexpr bool masked = true;
 };

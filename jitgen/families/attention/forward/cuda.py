@@ -153,7 +153,7 @@ def _mainloop(attention: Attention, schedule: Schedule, dialect: Dialect) -> dic
         return {
             "mainloop": "resident",
             "shape": "ResidentShape",
-            "blocks": schedule.blocks,
+            "blocks": 1,
             "members": schedule.members(masked=attention.masked),
             # A thread's first column is at most 6.
             "fragment": of_thread | {"certain": f"{of_thread['place']} < Config::fewest - 6 || "},

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jitgen.device import Device
-from jitgen.families.attention.forward import decode
+from jitgen.families.attention.forward import decode, resident
 from jitgen.families.attention.forward.clusters import MOST_BLOCKS, ReadFit, fastest_cluster
 from jitgen.families.attention.forward.layout import AttentionGeometry, Layout
-from jitgen.families.attention.forward.resident import MOST_ELEMENTS, TILES, ResidentSchedule
 from jitgen.families.attention.forward.scales import scaled
 from jitgen.families.attention.rule import wgmma
 from jitgen.families.attention.rule.bounds import masks_of
@@ -115,8 +114,9 @@ class WgmmaSchedule(WgmmaTiles):
 
 
 def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tensor_maps: bool = True) -> list[Any]:
-    """Returns the schedules for a kernel with this body, by the shape of its heads and the rows of a call: the rule's,
-    and where rows are many the tiles of ``OTHER_TILES``."""
+    """Returns the schedules for a kernel with this body, by the shape of its heads, the rows of a call and its keys: the
+    rule's, and where rows are many the tiles of ``OTHER_TILES``. Rows with so few keys that a block holds them all are
+    bound by the reads of queries and the writes of results, for which ``resident`` is made."""
     few = decode.candidates(body, layout, geometry, most_rows(geometry))
     if few:
         return list(few)
@@ -153,33 +153,13 @@ def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tens
     chosen = with_most_stages(schedule_, stages, blocks)
     if few_rows(geometry):
         return [chosen]
-    resident = _resident(schedule_, geometry)
+    short = resident.candidates(geometry.keys, deep, wide, is_wide=layout.wide) if all(schedule_.copied) else []
     others = [
         with_most_stages(replace(schedule_, warpgroups=count, block_n=tile, blocks=1), range(2, MOST_STAGES + 1))
         for most, count, tile in OTHER_TILES
         if large <= most
     ]
-    return list(dict.fromkeys((*resident, chosen, *others)))
-
-
-def _resident(schedule: WgmmaSchedule, geometry: AttentionGeometry) -> list[ResidentSchedule]:
-    """Returns the schedules with which one tile has all keys, of whose tile of the query ``schedule`` has as large
-    ones."""
-    if not all(schedule.copied) or geometry.keys > TILES[-1] or max(schedule.block_d, schedule.block_e) > MOST_ELEMENTS:
-        return []
-    tile = next(tile for tile in TILES if geometry.keys <= tile)
-    resident = ResidentSchedule(
-        tile,
-        schedule.block_d,
-        schedule.block_e,
-        max((other + 1 for other in TILES if other < tile), default=1),
-        warpgroups=3,
-        stages=3,
-        slots=1,
-        staged=schedule.staged,
-        wide=schedule.wide,
-    )
-    return [with_most_stages(resident, (3, 6, 9, 12))]
+    return list(dict.fromkeys((*short, chosen, *others)))
 
 
 def few_rows(geometry: AttentionGeometry) -> bool:

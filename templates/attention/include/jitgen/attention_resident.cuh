@@ -10,7 +10,6 @@
 //     using Key = jitgen::bfloat16;           // of keys and the query: bfloat16 or float16
 //     using Value = jitgen::bfloat16;         // of values, and probabilities are rounded to it
 //     static constexpr int warpgroups = 3;    // consumers
-//     static constexpr int blocks = 1;        // of a multiprocessor
 //     static constexpr int keys = 64;         // of the tile: n of a wgmma
 //     static constexpr int fewest = 1;        // keys at least
 //     static constexpr int depth = 128;       // of a key, rounded up to a multiple of 16
@@ -39,7 +38,7 @@ struct ResidentShape {
   static constexpr int key_bytes = Config::keys * 128 * depth_chunks;
   static constexpr int value_bytes = Config::keys * 128 * width_chunks;
   static_assert(Config::stages % Config::warpgroups == 0, "a warpgroup takes stages in turns");
-  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : Config::blocks > 2 ? 24 : 40;
+  static constexpr int copier_registers = Config::warpgroups == 3 ? 32 : 40;
 
   static constexpr int keys_at = Config::stages * query_bytes;
   static constexpr int staging_at = keys_at + Config::slots * (key_bytes + value_bytes);
@@ -228,10 +227,10 @@ JITGEN_DEVICE void attention_resident(const Operands& operands) {
   next_kernel_may_start();
   previous_kernel_wait();
   if (threadIdx.x >= Shape::consumers) {
-    registers_deal<Config::warpgroups, Config::blocks, true, Shape::copier_registers>();
+    registers_deal<Config::warpgroups, 1, true, Shape::copier_registers>();
     if (threadIdx.x < Shape::consumers + 32) kernel.produce();
   } else {
-    registers_deal<Config::warpgroups, Config::blocks, false, Shape::copier_registers>();
+    registers_deal<Config::warpgroups, 1, false, Shape::copier_registers>();
     kernel.consume();
   }
 }
