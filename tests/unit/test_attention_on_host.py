@@ -217,8 +217,8 @@ WHOLE = r"""
 using jitgen::bfloat16;
 
 // (tasks, rows or keys, columns) of a batch; every fourth row of the mask sees no key at all.
-// `row_tiles`: those of attention_decode.cuh, or 0 for the others: they differ in which scores a lane has. `box_keys`: of
-// a box that attention_resident.cuh copies. Each `group` tasks have the same keys and values.
+// `row_tiles`: those of attention_decode.cuh, or 0 for the others: they differ in which scores a lane has. `box_keys`:
+// of a box that attention_resident.cuh copies. Each `group` tasks have the same keys and values.
 template <int row_tiles, int box_keys = 0, int group = 1>
 struct Operands {
   static constexpr int own_rows = row_tiles ? 2 * row_tiles : 2;
@@ -266,8 +266,8 @@ struct Operands {
   template <class T> T query(const Task& task, int m, int d) const { return q[(task.number * rows + m) * depth + d]; }
   bool shares_keys(const Task& one, const Task& other) const { return one.number / group == other.number / group; }
   // A box of 64 columns of a matrix of `all` rows, zero beyond the matrix.
-  void box(const std::vector<bfloat16>& from, int matrix, int all, int columns, uint32_t to, int column, int row, int rows,
-           uint32_t barrier) const {
+  void box(const std::vector<bfloat16>& from, int matrix, int all, int columns, uint32_t to, int column, int row,
+           int rows, uint32_t barrier) const {
     for (int i = 0; i < rows * 64; ++i) {
       const int m = row + i / 64, d = column + i % 64;
       const uint32_t at = to + i * 2, swizzled = at ^ (at >> 7 & 7) << 4;
@@ -488,7 +488,10 @@ CASES = {
     "warpgroups that see other tiles": ("Wgmma<Config<3, 16, 32, 32, 32, 1>>", "2, 192, 700, 32, 32, 0, 2, 1"),
     "few keys": ("FewKeys<Resident<1, 32, 32, 32, 2, 1, 1>>", "3, 150, 20, 24, 30, 400, 2, 1"),
     "few keys, which two tasks share": ("FewKeys<Resident<2, 64, 64, 64, 4, 2, 2>>", "6, 100, 47, 64, 64, 30, 2, 1"),
-    "few keys, more sets of them than stages": ("FewKeys<Resident<3, 16, 32, 96, 3, 2, 1>>", "11, 64, 7, 32, 90, 400, 1, 1"),
+    "few keys, more sets of them than stages": (
+        "FewKeys<Resident<3, 16, 32, 96, 3, 2, 1>>",
+        "11, 64, 7, 32, 90, 400, 1, 1",
+    ),
     "a key, more blocks than pieces": ("FewKeys<Resident<2, 16, 80, 32, 2, 2, 1>>", "2, 70, 1, 72, 32, 400, 5, 1"),
     "few rows": ("FewRows<Decode<2, 1, 64, 128, 8, true>>", "3, 5, 300, 64, 128, 250, 0, 1"),
     "few rows in a cluster, of no whole runs": (

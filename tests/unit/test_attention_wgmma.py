@@ -15,6 +15,8 @@ from jitgen import TensorSpec
 from jitgen.device import Device
 from jitgen.families.attention.forward import schedule
 from jitgen.families.attention.forward.decode import DecodeSchedule
+from jitgen.families.attention.forward.resident import ResidentSchedule
+from jitgen.kernel.launch import Persistence
 from jitgen.runtime.tensor_map import TensorMap
 from jitgen.spec import Target
 
@@ -49,7 +51,7 @@ def test_sizes_of_one_bucket_have_one_schedule(backend: str) -> None:
         shapes = ((2, 4 * group, 20, 64), (2, 4, 20, 64), (2, 4, 20, 64))
         environment = {f"s{i}_{dim}": size for i, shape in enumerate(shapes) for dim, size in enumerate(shape)}
         of_rows, of_keys, of_tasks = (each.ends for each in schedule.buckets(graph, environment, device))
-        for batch, rows, keys in itertools.product((2,), row_counts, (2, 4095, 4096)):
+        for batch, rows, keys in itertools.product((2,), row_counts, (2, 65, 77, 4095, 4096)):
             kernels = lowered(batch, 4 * group, 4, rows, keys, 64, backend=backend)
             key = (group, bucket(batch * 4 * group, of_tasks), bucket(rows, of_rows), bucket(keys, of_keys))
             facts = kernels.schedules, kernels.layouts
@@ -141,3 +143,41 @@ def test_few_rows_share_keys_among_a_cluster_where_that_is_faster() -> None:
     assert cluster(4, 3000) == 3
     assert cluster(64, 4096) == 1
     assert cluster(2, 100) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "depth", "tile", "warpgroups", "slots"),
+    [
+        *((1, 64, 32, 3, 2), (47, 128, 64, 3, 2), (77, 64, 80, 3, 2), (77, 128, 80, 3, 2), (128, 128, 128, 3, 1)),
+        *((154, 80, 160, 3, 1), (129, 64, 160, 3, 2), (192, 64, 192, 3, 2), (193, 128, 256, 2, 1), (50, 256, 64, 2, 1)),
+    ],
+)
+def test_few_keys_stay_in_shared_memory(keys: int, depth: int, tile: int, warpgroups: int, slots: int) -> None:
+    kernels = lowered(6, 64, 16, 2282, keys, depth)
+    (chosen,) = kernels.schedules
+    assert isinstance(chosen, ResidentSchedule)
+    assert (chosen.block_n, chosen.warpgroups, chosen.slots) == (tile, warpgroups, slots)
+    assert chosen.fewest <= keys <= chosen.block_n
+    launch = kernels.launch(0)
+    assert launch.shared_bytes <= SHARED_BYTES
+    assert launch.grid[0] == 6 * 64 * 36
+    assert launch.persistence == Persistence("multiprocessors")
+    assert [each.box[-2] for each in kernels.arguments(0).maps] == [64, tile, tile]
+
+
+def test_few_keys_that_fit_no_block_or_no_tensor_map_are_walked() -> None:
+    """Neither more keys than a tile, nor keys and queries that no tensor map copies, nor rows that share a tile."""
+    for sizes in ((2, 4, 4, 1000, 257, 64), (2, 4, 4, 1000, 150, 256), (2, 4, 4, 1000, 77, 36), (2, 8, 2, 30, 300, 64)):
+        assert not any(isinstance(each, ResidentSchedule) for each in lowered(*sizes).schedules), sizes
+
+
+def test_a_block_keeps_keys_that_tasks_share() -> None:
+    """Whether two tasks have the same keys is a question of the indices along which keys have a stride."""
+    low = jitgen.jit(attend).lower(
+        *(TensorSpec((6, heads, rows, 128), torch.bfloat16) for heads, rows in ((64, 2282), (16, 47), (16, 47))),
+        backend="cuda",
+        target="sm_90a",
+    )
+    same = low.source.partition("bool shares_keys")[2].partition("}")[0]
+    for stride in (f"params.{name}.strides[{dim}]" for name in ("key", "value") for dim in (0, 1)):
+        assert f"{stride} == 0 ||" in same

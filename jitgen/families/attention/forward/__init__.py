@@ -8,8 +8,8 @@ The modules, in the order in which a call needs them:
 * ``claim``, ``results``, ``region``, ``body``: from there to a region and its instructions; ``computed`` and
   ``reading`` say which keys and values the kernel computes as it reads them.
 * ``split_keys``: the rewrite of one kernel to two that split the keys.
-* ``layout``: strides and parameters. ``schedule``: tiles; on sm_90a those of ``wgmma`` or, for few
-  rows, of ``decode``, whose blocks share keys in ``clusters``.
+* ``layout``: strides and parameters. ``schedule``: tiles; on sm_90a those of ``wgmma``, for few keys of ``resident``,
+  and for few rows of ``decode``, whose blocks share keys in ``clusters``.
 * ``context``, ``addresses``, ``triton``, ``cuda``, ``cpp``: what the templates read. In CUDA ``scales``
   takes a factor out of the rule of scores, ``ramps`` what is linear in a column, and ``elements`` says how keys and
   values are read.

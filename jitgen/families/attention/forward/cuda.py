@@ -27,13 +27,10 @@ from jitgen.families.attention.rule.cuda import RUN, WORDS, coordinates, paramet
 from jitgen.ir.body import Body
 from jitgen.ir.program import Kernel
 
-
 Schedule = WgmmaSchedule | ResidentSchedule | DecodeSchedule
 
 
-def build(
-    kernel: Kernel, layout: Layout, schedule: Schedule, attention: Attention, dialect: Dialect
-) -> Built:
+def build(kernel: Kernel, layout: Layout, schedule: Schedule, attention: Attention, dialect: Dialect) -> Built:
     """Builds template context and source options; see ``kernel/render.py``."""
     (body,) = kernel.bodies
     known = tile_ends(attention.rule.operands, dialect.name)

@@ -204,6 +204,10 @@ def _ends(device: Device) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, 
     if device.dialect == "cuda":
         from jitgen.families.attention.forward import resident, wgmma
 
-        of_keys = (*sorted({*resident.TILES, *wgmma.SHORT_TILES, decode.SHORT_KEYS}), wgmma.MEDIUM_KEYS, *SPLIT_KEYS[1:])
+        of_keys = (
+            *sorted({*resident.TILES, *wgmma.SHORT_TILES, decode.SHORT_KEYS}),
+            wgmma.MEDIUM_KEYS,
+            *SPLIT_KEYS[1:],
+        )
         return (*wgmma.FEW_ROWS[1:], 128, 256, wgmma.MEDIUM_ROWS), of_keys, (CLUSTER_TASKS,)
     return (16, 32, 64), SPLIT_KEYS, SPLIT_TASKS
