@@ -114,9 +114,10 @@ class WgmmaSchedule(WgmmaTiles):
 
 
 def candidates(body: Body, layout: Layout, geometry: AttentionGeometry, has_tensor_maps: bool = True) -> list[Any]:
-    """Returns the schedules for a kernel with this body, by the shape of its heads, the rows and the keys of a call: the
+    """Returns the schedules for a kernel with this body, by the shape of its heads, and by rows and keys of a call: the
     rule's, and where rows are many the tiles of ``OTHER_TILES``. Many rows with so few keys that a block holds all of
-    them take the time of reading queries and writing results, for which ``resident`` is made."""
+    them take the time of reading queries and writing results, for which ``resident`` is made.
+    """
     few = decode.candidates(body, layout, geometry, most_rows(geometry))
     if few:
         return list(few)
