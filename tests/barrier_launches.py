@@ -43,7 +43,8 @@ def of_product(config: Dense | Quantized, beyond: bool = False) -> Launch:
         tile, own = config.tokens // config.multicast, math.prod(config.box) * 4
     else:
         rows = min(n, config.weight_box) if config.swapped and config.trimmed else config.weight_box
-        tile, own = 64 if config.x_transposed else config.x_box, BYTES * (64 if config.transposed else rows)
+        of_x, of_weight = config.depths
+        tile, own = of_x if config.x_transposed else config.x_box, BYTES * (of_weight if config.transposed else rows)
     copies = {0: tile * BYTES} | dict.fromkeys(range(1, 1 + weights), own)
     first = 1 + weights + (3 * weights if quantized else 0) + config.regions
     values = dict(enumerate((*config.regions * [n], m, k), start=first))

@@ -6,6 +6,7 @@ where they are confused. Every region has an output of its own, and region r's r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jitgen.codegen.environment import family_folder, headers, packages
@@ -213,6 +214,13 @@ class Dense:
         return -(-rows // (8 * self.shares[0])) * 8
 
     @property
+    def depths(self) -> tuple[int, int]:
+        """The k's that one copy brings of x and of a weight that lie across K, so that blocks have as many copies."""
+        x, weight = (self.columns, self.rows) if self.swapped else (self.rows, self.columns)
+        of_x, of_weight = (64 * math.gcd(n // 64, of) // of for n, of in zip((x, weight), self.shares, strict=True))
+        return of_x, of_weight
+
+    @property
     def weight_box(self) -> int:
         """Columns of a weight that is contiguous along K."""
         columns = self.rows if self.swapped else self.columns
@@ -390,4 +398,8 @@ DENSE = (
     Dense(x_transposed=True, blocks=2, columns=96, stages=4, staged=32, multicast=2, other_multicast=2),
     Dense(x_transposed=True, down=1, across=2, columns=128, contractions=2, stages=4, resident=1, trimmed=True),
     Dense(x_transposed=True, down=1, columns=64, stages=6, ranges=5, transposed=True, trimmed=True),
+    Dense(x_transposed=True, down=1, columns=96, stages=6, staged=32, multicast=4, other_multicast=2, shares_x=True),
+    Dense(transposed=True, columns=64, stages=6, multicast=4, trimmed=True),
+    Dense(transposed=True, swapped=True, down=3, columns=96, stages=4, staged=32, multicast=2, other_multicast=2),
+    Dense(transposed=True, swapped=True, down=1, columns=144, stages=6, staged=16, multicast=4, other_multicast=2),
 )

@@ -86,7 +86,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
                 rows, columns = (k, width) if config.transposed else (width, k)
                 dense = matrix(rows, columns, dtype, 0.05)
                 own = min(width, config.weight_box) if config.swapped and config.trimmed else config.weight_box
-                maps.append(mapped(dense, (64, 64) if config.transposed else (own, 64)))
+                maps.append(mapped(dense, (config.depths[1] if config.transposed else own, 64)))
                 both.append((dense, (dense.t() if config.transposed else dense).double()))
         weights.append(both)
     outputs = [torch.full((config.ranges * m, width), float("nan"), dtype=dtype, device="cuda") for width in widths]
@@ -95,7 +95,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
     grid = (blocks or cuda.multiprocessors(0) * config.resident) // config.cluster * config.cluster
     parameters = "T" * (1 + len(maps)) + "P" * (len(pointers) + len(outputs)) + "i" * (len(widths) + 2)
     arguments = (*pointers, *(y.data_ptr() for y in outputs), *widths, m, k)
-    box = (64 if x is not lines else tile, 64)
+    box = (tile if x is lines or isinstance(config, Quantized) else config.depths[0], 64)
     values: tuple[int | bytes, ...] = (mapped(lines, box), *maps, *arguments)
     cluster = (config.cluster, 1, 1) if config.cluster > 1 else None
     function = loaded(config)
@@ -116,7 +116,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
         assert torch.equal(y, again)
 
 
-FEW = (QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1], DENSE[-8])
+FEW = (QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1], DENSE[-12])
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)

@@ -6,6 +6,7 @@ is computed here: shared memory for the schedule, tensor maps for the launch, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -143,7 +144,9 @@ def _activation(
     body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, schedule: WgmmaTiling
 ) -> MappedTensor:
     if layout.operands[index] == "outer":
-        return _mapped(body, geometry, index, (geometry.length, geometry.rows), 1, (CHUNK, CHUNK))
+        assert isinstance(schedule, WgmmaDense)
+        box = (_transposed_depth(schedule.block_m, schedule.shares[0]), CHUNK)
+        return _mapped(body, geometry, index, (geometry.length, geometry.rows), 1, box)
     # The box has no more rows than x. Rows outside a matrix slow the copy engine down.
     shares = schedule.shares[0] if isinstance(schedule, WgmmaDense) else 1
     rows = _piece(schedule.block_m, shares)
@@ -157,6 +160,12 @@ def _activation(
 def _piece(rows: int, shares: int) -> int:
     """Returns the rows that each of ``shares`` blocks copies of a tile: whole rows of the swizzle, which are eight."""
     return -(-rows // (8 * shares)) * 8
+
+
+def _transposed_depth(columns: int, shares: int) -> int:
+    """Returns the k's of a copy of a tile that lies along its columns and that ``shares`` blocks copy together, as
+    ``transposed_depth`` of ``gemm_wgmma_dense_shape.cuh``."""
+    return CHUNK * math.gcd(columns // CHUNK, shares) // shares
 
 
 def _codes(body: Body, geometry: GemmGeometry, contraction: Contraction, schedule: WgmmaQuantized) -> MappedTensor:
@@ -179,7 +188,8 @@ def _dense(body: Body, layout: GemmLayout, geometry: GemmGeometry, index: int, s
         rows = _piece(schedule.block_n, schedule.shares[1])
         box = (min(rows, geometry.columns) if schedule.swapped else rows, schedule.block_k)
         return _mapped(body, geometry, index, (geometry.columns, geometry.length), 0, box)
-    return _mapped(body, geometry, index, (geometry.length, geometry.columns), 1, (CHUNK, CHUNK))
+    box = (_transposed_depth(schedule.block_n, schedule.shares[1]), CHUNK)
+    return _mapped(body, geometry, index, (geometry.length, geometry.columns), 1, box)
 
 
 def _mapped(

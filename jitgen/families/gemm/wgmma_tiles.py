@@ -282,14 +282,12 @@ def _fitting(table: Sequence[WgmmaDense], rows: int, weights: Weights) -> list[W
 
 def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
     # Of the matrix that gives a tile its rows, and of the other one.
-    tall, crossed, others_crossed = rows, weights.x_transposed, weights.transposed
-    tall_shares, wide_shares = tiles.shares
+    tall, others_crossed, wide_shares = rows, weights.transposed, tiles.shares[1]
     if tiles.swapped:
         if len(weights.columns) * weights.contractions > 1:
             return False
-        tall, crossed, others_crossed = sum(weights.columns), weights.transposed, weights.x_transposed
-        tall_shares, wide_shares = wide_shares, tall_shares
-    if tall <= tiles.height - 64 or (crossed and tiles.height % (64 * tall_shares)):
+        tall, others_crossed, wide_shares = sum(weights.columns), weights.x_transposed, tiles.shares[0]
+    if tall <= tiles.height - 64:
         return False
     width = tiles.columns // tiles.across
     if weights.in_blocks and BLOCK % width and width % BLOCK:
@@ -298,5 +296,5 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
         return False
     if tiles.swapped and not others_crossed:  # pieces of such a tile may overlap
         return width in WGMMA_SIZES
-    unit = (64 if others_crossed else 16) * max(tiles.across, wide_shares)
+    unit = 64 * tiles.across if others_crossed else 16 * max(tiles.across, wide_shares)
     return width in WGMMA_SIZES and tiles.columns % unit == 0

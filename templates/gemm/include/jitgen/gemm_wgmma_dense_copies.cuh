@@ -16,9 +16,11 @@ struct DenseCopies : DenseBlock<Config, Epilogue, Batch, Scales> {
   // The copies of a tile of x and of a weight: how many there are, their rows, where they begin, and those of a block that
   // shares them with others. The last copy of a weight may overlap the one before it.
   static constexpr int x_share = Shape::rows / Shape::x_shares;
-  static constexpr int x_box = Shape::x_transposed ? 64 : x_share, x_boxes = Shape::rows / x_box;
+  static constexpr int x_box = Shape::x_transposed ? 64 : x_share, x_deep = Shape::x_transposed ? 64 / Shape::x_depth : 1;
+  static constexpr int x_boxes = Shape::rows / x_box * x_deep;
   static constexpr int weight_box = Shape::transposed ? 64 : Shape::weight_piece;
-  static constexpr int weight_boxes = Shape::transposed ? Config::columns / 64 : Shape::weight_shares;
+  static constexpr int weight_deep = Shape::transposed ? 64 / Shape::weight_depth : 1;
+  static constexpr int weight_boxes = Shape::transposed ? Config::columns / 64 * weight_deep : Shape::weight_shares;
   static JITGEN_DEVICE int weight_box_at(int box) { return smaller(box * weight_box, Config::columns - weight_box); }
   // Where a copy begins that would begin at `from`. One that is all beyond its matrix of `size` rows takes other rows, of
   // which nothing is stored: the copy engine is slower to write zeros than to read. (Every stage has all of its copies,
@@ -113,8 +115,9 @@ struct DenseCopies : DenseBlock<Config, Epilogue, Batch, Scales> {
 
   JITGEN_DEVICE void copy_x(
       const TilePlace& tile, int chunk, int stage, int box, uint16_t mask, bool shared, MatrixIndices matrix) const {
-    const uint32_t to = x_at(stage) + box * (x_box * 128);
-    const int row = copied_from(tile.row + box * x_box, x_box, rows), k = chunk * Shape::depth;
+    const int within = box % x_deep * Shape::x_depth;
+    const uint32_t to = x_at(stage) + box / x_deep * (x_box * 128) + within * 128;
+    const int row = copied_from(tile.row + box / x_deep * x_box, x_box, rows), k = chunk * Shape::depth + within;
     const int column = Shape::x_transposed ? row : k, line = Shape::x_transposed ? k : row;
     if constexpr (Batch::several && !Batch::grouped) {
       copy_of_matrix(to, x, column, line, full(stage), mask, shared, matrix);
@@ -125,9 +128,10 @@ struct DenseCopies : DenseBlock<Config, Epilogue, Batch, Scales> {
   JITGEN_DEVICE void copy_weight(
       const TensorMap& map, const TilePlace& tile, int chunk, int stage, int contraction, int box, uint16_t mask,
       bool shared, MatrixIndices matrix) const {
-    const int first = weight_box_at(box), k = chunk * Shape::depth;
+    const int first = weight_box_at(box / weight_deep), within = box % weight_deep * Shape::weight_depth;
     const int n = copied_from(tile.column + first, weight_box, columns_of(regions, tile.region));
-    const uint32_t to = weight_at(stage, contraction) + first * 128;
+    const int k = chunk * Shape::depth + within;
+    const uint32_t to = weight_at(stage, contraction) + first * 128 + within * 128;
     const int column = Shape::transposed ? n : k, line = Shape::transposed ? k : n;
     if constexpr (Batch::several) {
       copy_of_matrix(to, map, column, line, full(stage), mask, shared, matrix);

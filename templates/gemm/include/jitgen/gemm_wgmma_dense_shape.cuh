@@ -130,6 +130,13 @@ struct DenseDefaults {
   static constexpr int blocks = 1, other_multicast = 1;
 };
 
+// The k's of a copy of a tile that lies along its `columns`, of 64 of these: all of a stage's, or so many that the copies
+// divide among `shares` blocks, a power of two.
+constexpr int transposed_depth(int columns, int shares) {
+  for (; shares > 1 && columns % 128 == 0; columns /= 2) shares /= 2;
+  return 64 / shares;
+}
+
 template <class Config>
 struct DenseShape {
   static constexpr int depth = 128 / int(sizeof(typename Config::Element));  // k's of a stage
@@ -193,8 +200,10 @@ struct DenseShape {
   static constexpr int weight_shares = cluster / x_shares;
   static_assert(other_multicast == 1 || Config::most_splits == 1, "the blocks of a rectangle do not split K");
   static_assert(!pingpong || group_blocks == 1, "a warpgroup has `down` blocks then");
-  static_assert(rows % ((x_transposed ? 64 : 8) * x_shares) == 0, "shares of x's tile begin with a row of the swizzle");
-  static_assert(Config::columns % (transposed ? weight_shares * 64 : 8) == 0, "shares of a weight's tile");
+  static_assert(x_transposed || rows % (8 * x_shares) == 0, "shares of x's tile begin with a row of the swizzle");
+  static_assert(Config::columns % (transposed ? 64 : 8) == 0, "shares of a weight's tile");
+  // Multiples of 8, the rows of the swizzle.
+  static constexpr int x_depth = transposed_depth(rows, x_shares), weight_depth = transposed_depth(Config::columns, weight_shares);
   // Columns of a piece of a weight's tile. The last piece overlaps the one before it where the pieces are more than the
   // tile: both write the same numbers there.
   static constexpr int weight_piece = (Config::columns / 8 + weight_shares - 1) / weight_shares * 8;
