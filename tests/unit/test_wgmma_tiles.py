@@ -20,7 +20,8 @@ from jitgen.families import registry
 from jitgen.families.gemm import FAMILY
 from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized
 from jitgen.families.gemm.schedule import bucket, fewest_rows
-from jitgen.families.gemm.wgmma_model import tile_rounds
+from jitgen.families.gemm.wgmma_fits import QUANTIZED
+from jitgen.families.gemm.wgmma_model import Times, tile_rounds
 from jitgen.families.gemm.wgmma_tiles import (
     MOST_SUMS,
     TALL_TOKENS,
@@ -175,6 +176,18 @@ def test_rounds_compute_every_tile(items: int, splits: int) -> None:
     whole, rounds = tile_rounds(items, splits, clusters)
     assert whole * clusters * splits + rounds * clusters >= items
     assert rounds < splits  # else blocks that compute a tile each would take no longer
+
+
+@pytest.mark.parametrize(
+    ("clusters", "splits", "resident", "sharing"),
+    [(15, 7, 2, 1), (18, 7, 2, 2), (18, 7, 1, 1), (66, 2, 2, 1), (67, 2, 2, 2), (200, 2, 3, 3)],
+)
+def test_clusters_share_multiprocessors_where_a_gpc_is_full(
+    clusters: int, splits: int, resident: int, sharing: int
+) -> None:
+    """18 clusters of 7 blocks have 126 of the 132 multiprocessors of an H200 by their number alone."""
+    times = Times(QUANTIZED, 10, lambda blocks, split: 1.0, lambda blocks: 1.0, resident, 1.0)
+    assert times.sharing_of_clusters(H200, clusters, splits) == sharing
 
 
 def test_many_rows_have_the_tallest_tiles() -> None:

@@ -81,7 +81,7 @@ class Times:
             time += whole * (main + end) - hidden * fit.overlap * min(main, end)
         if rounds:
             left = items - whole * clusters * splits
-            sharing = self.sharing(chip, min(left, clusters) * splits)
+            sharing = self.sharing_of_clusters(chip, min(left, clusters), splits)
             share = -(-self.chunks // splits) * self.chunk(sharing, True)
             time += rounds * (share + fit.split_epilogue * self.epilogue(sharing))
             time += fit.exchange + fit.block_exchange * (splits - 2) + fit.more_exchanges * (rounds - 1)
@@ -111,6 +111,11 @@ class Times:
     def sharing(self, chip: Chip, blocks: int) -> int:
         """Returns how many of so many blocks share a multiprocessor."""
         return max(1, min(self.resident, -(-blocks // chip.multiprocessors)))
+
+    def sharing_of_clusters(self, chip: Chip, clusters: int, splits: int) -> int:
+        """Returns how many blocks share a multiprocessor where so many clusters of ``splits`` blocks are at work: a
+        cluster lies within a GPC, and clusters share multiprocessors where others of the GPC are too few for one."""
+        return max(1, min(self.resident, -(-clusters // dict(chip.clusters)[splits])))
 
 
 def tile_rounds(items: int, splits: int, clusters: int) -> tuple[int, int]:
