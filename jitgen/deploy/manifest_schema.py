@@ -172,8 +172,8 @@ def _integers(field: Field, specs: Sequence[Mapping[str, Any]], tensors: Sequenc
         number, values = item.items(2, 2)
         before = number.integer(before + 1, len(tensors))
         dtype = specs[before]["dtype"]
-        if dtype not in trial_inputs.COUNTERS:
-            number.refuse(f"is an input of {dtype}, not of {', '.join(trial_inputs.COUNTERS)}")
+        if dtype not in trial_inputs.INDICES:
+            number.refuse(f"is an input of {dtype}, not of {', '.join(trial_inputs.INDICES)}")
         limits, count = torch.iinfo(DTYPES[dtype]), math.prod(tensors[before])
         if isinstance(values.value, dict):
             least, most = values.members("least", "most")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from jitgen.deploy import trial_inputs
-from jitgen.deploy.trial_inputs import COUNTERS, Filler
+from jitgen.deploy.trial_inputs import INDICES, Filler
 from jitgen.errors import UnsupportedError
 from jitgen.ir import graph as graphs
 from jitgen.ir.graph import Graph, Node, topological, walked
@@ -25,7 +25,7 @@ from jitgen.ir.launches import TENSOR
 from jitgen.ir.nodes import CAST, INPUT, LAUNCH, VIEW
 from jitgen.spec import DTYPES
 
-MOST_RECORDED = 2**16
+MOST_RECORDED = 2**15
 """Elements of an input that are recorded at most: larger ones, such as packed codes, would swell a manifest."""
 
 Range = tuple[int, int]
@@ -42,8 +42,8 @@ def of_call(graph: Graph, tensors: Sequence[Any]) -> list[list[Any]]:
     numbers = {
         node.attrs.number
         for launch in _launches(graph)
-        for node in walked(launch.inputs, lambda node: node.inputs if node.dtype in COUNTERS else ())
-        if node.kind is INPUT and node.dtype in COUNTERS
+        for node in walked(launch.inputs, lambda node: node.inputs if node.dtype in INDICES else ())
+        if node.kind is INPUT and node.dtype in INDICES
     }
     return [
         [number, tensors[number].detach().reshape(-1).tolist()]
@@ -63,7 +63,7 @@ def names(graph: Graph) -> Iterator[tuple[str, int]]:
             node = launch.inputs[operand] if how == TENSOR else launch
             while node.kind in (VIEW, CAST):
                 node = node.inputs[0]
-            if node.kind is INPUT and node.dtype in COUNTERS:
+            if node.kind is INPUT and node.dtype in INDICES:
                 yield name, node.attrs.number
 
 

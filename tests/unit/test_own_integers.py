@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import jitgen
 from jitgen.cli.group import jitgen as command
-from jitgen.deploy import manifest_schema, own_integers, trials, tune
+from jitgen.deploy import manifest_schema, own_integers, trials, tune, work
 from jitgen.deploy.trials import Program
 from jitgen.errors import CacheError
 from jitgen.ir import graph as graphs
@@ -76,6 +76,29 @@ def test_a_recorded_call_leaves_its_integers(manifest: Path, quick: None) -> Non
         assert problem.entry["inputs"][0]["sizes"] == [ROWS, COLUMNS]  # with more rows it would read beyond the lengths
         assert all(torch.equal(lengths, LENGTHS) for lengths in lengths_of(problem))
         assert not own_integers.undecided(problem.entry)
+
+
+def test_bytes_that_choose_are_those_of_the_call(tmp_path: Path, quick: None) -> None:
+    chosen = jitgen.cpp_kernel(
+        """
+        extern "C" void chosen(const float* x, const uint8_t* ids, float* out, int n) {
+          for (int i = 0; i < n; ++i) out[i] = x[ids[i]];
+        }
+        """,
+        "chosen",
+    )
+
+    def by_ids(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(ids.shape)
+        chosen(x, ids, out, ids.numel())
+        return out
+
+    ids = torch.tensor([2, 0, 1, 2], dtype=torch.uint8)
+    with jitgen.record(tmp_path / "manifest.json"):
+        jitgen.jit(by_ids)(torch.randn(3), ids)
+    (entry,) = manifest_schema.read(tmp_path / "manifest.json")
+    program = Program(entry, work.route_of(entry, host_target()), CPU)
+    assert all(torch.equal(copy[1], ids) for copy in program._copies)  # random bytes would lead it outside of x
 
 
 def test_a_call_of_one_row_is_timed_with_no_more(tmp_path: Path) -> None:
