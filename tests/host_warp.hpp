@@ -265,6 +265,15 @@ inline uint32_t transposed_matrix(uint32_t pair) {
   warp->all.arrive_and_wait();
   return high << 16 | low;
 }
+inline void store_matrices(uint32_t address, const uint32_t (&words)[4]) {
+  const int lane = threadIdx.x % 32;
+  memcpy(warp->words[lane], words, 16);
+  warp->all.arrive_and_wait();
+  uint32_t row[4];
+  for (int word = 0; word < 4; ++word) row[word] = warp->words[lane % 8 * 4 + word][lane / 8];
+  memcpy(block->memory + address, row, 16);
+  warp->all.arrive_and_wait();
+}
 template <class Element>
 void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const float (&start)[4]) {
   const int lane = threadIdx.x % 32;

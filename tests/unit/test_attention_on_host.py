@@ -305,6 +305,17 @@ struct Operands {
   auto results_of_row(const Task& task, int range, int row, float top, float total) const {
     return [=, this](int e, const float (&sums)[8], int live) { results(task, range, row, e, sums, top, total, live); };
   }
+  auto results_in_pairs(const Task&, int, float, float total) const {
+    return [=](float low, float high) {
+      const auto result = [&](float sum) { return jitgen::store<bfloat16>(total > 0 ? sum / total : 0.0f).bits; };
+      return uint32_t(result(high)) << 16 | result(low);
+    };
+  }
+  void store_run(const Task& task, int row, int e, const uint4& words) const {
+    bfloat16 run[8];
+    memcpy(run, &words, 16);
+    for (int j = 0; j < 8; ++j) out[(task.number * rows + row) * width + e + j] = jitgen::load(run[j]);
+  }
   void results(const Task& task, int, int row, int e, const float (&sums)[8], float, float total, int live) const {
     for (int j = 0; j < live; ++j) out[(task.number * rows + row) * width + e + j] = total > 0 ? sums[j] / total : 0.0f;
   }
@@ -329,18 +340,22 @@ struct Decode {
   static constexpr bool whole = is_whole, masked = true;
 };
 
-template <int warps, int tile, int block_d, int block_e, int stage_count, int slot_count, int tasks_that_share>
+template <
+    int warps, int tile, int block_d, int block_e, int stage_count, int slot_count, int tasks_that_share,
+    bool pairs = false>
 struct Resident {
   using Key = bfloat16;
   using Value = bfloat16;
   static constexpr int warpgroups = warps, keys = tile, depth = block_d, width = block_e;
-  static constexpr int fewest = 1, stages = stage_count, slots = slot_count, staged = 32, group = tasks_that_share;
-  static constexpr bool masked = true;
+  static constexpr int fewest = 1, stages = stage_count, slots = slot_count, group = tasks_that_share;
+  static constexpr int staged = block_e < 32 ? block_e : 32;
+  static constexpr bool masked = true, in_pairs = pairs;
 };
 
 template <class C>
 struct Wgmma {
   static constexpr int group = 1;
+  static constexpr bool in_pairs = false;
   using Data = Operands<0>;
   using Shape = jitgen::AttentionShape<C>;
   using Kernel = jitgen::AttentionKernel<C, Data>;
@@ -359,6 +374,7 @@ struct Wgmma {
 template <class C>
 struct FewKeys {
   static constexpr int group = C::group;
+  static constexpr bool in_pairs = C::in_pairs;
   using Data = Operands<0, C::keys, C::group>;
   using Shape = jitgen::ResidentShape<C>;
   struct Kernel : jitgen::ResidentKernel<C, Data> {
@@ -380,6 +396,7 @@ struct FewKeys {
 template <class C>
 struct FewRows {
   static constexpr int group = 1;
+  static constexpr bool in_pairs = false;
   using Data = Operands<C::row_tiles>;
   using Shape = jitgen::DecodeShape<C>;
   using Kernel = jitgen::DecodeKernel<C, Data>;
@@ -442,12 +459,12 @@ void whole(int tasks, int rows, int keys, int depth, int width, int shift, int c
       total += weight;
       for (int e = 0; e < width; ++e) sums[e] += weight * jitgen::load(v[(set * keys + n) * width + e]);
     }
-    // Weights are rounded to 8 bits; values are at most 2.
+    // Weights are rounded to 8 bits, and results in pairs; values are at most 2.
     bool right = total > 0 ? std::abs(tops[row] - top) < 1e-4 * (1 + std::abs(top)) : tops[row] == -INFINITY;
     right = right && std::abs(totals[row] - total) <= 1e-4 * total;
     for (int e = 0; e < width; ++e) {
       const double wanted = total > 0 ? sums[e] / total : 0.0;
-      right = right && std::abs(out[row * width + e] - wanted) <= 2.0 / 256 + 1e-4;
+      right = right && std::abs(out[row * width + e] - wanted) <= (Of::in_pairs ? 2 : 1) * 2.0 / 256 + 1e-4;
     }
     if (!right) {
       std::printf("task %d row %d: top %g for %g, total %g for %g\\n", task, m, tops[row], top, totals[row], total);
@@ -487,6 +504,8 @@ CASES = {
     "three warpgroups, no turns": ("Wgmma<Config<3, 32, 32, 32, 32, 1, false>>", "2, 200, 90, 24, 30, 400, 1, 1"),
     "warpgroups that see other tiles": ("Wgmma<Config<3, 16, 32, 32, 32, 1>>", "2, 192, 700, 32, 32, 0, 2, 1"),
     "few keys": ("FewKeys<Resident<1, 32, 32, 32, 2, 1, 1>>", "3, 150, 20, 24, 30, 400, 2, 1"),
+    "few keys, in pairs": ("FewKeys<Resident<2, 32, 64, 96, 4, 2, 1, true>>", "3, 150, 30, 64, 88, 20, 2, 1"),
+    "few keys, in pairs, narrow": ("FewKeys<Resident<1, 16, 32, 16, 2, 1, 1, true>>", "2, 70, 9, 32, 16, 400, 1, 1"),
     "few keys, which two tasks share": ("FewKeys<Resident<2, 64, 64, 64, 4, 2, 2>>", "6, 100, 47, 64, 64, 30, 2, 1"),
     "few keys, more sets of them than stages": (
         "FewKeys<Resident<3, 16, 32, 96, 3, 2, 1>>",

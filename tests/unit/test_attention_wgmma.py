@@ -181,3 +181,26 @@ def test_a_block_keeps_keys_that_tasks_share() -> None:
     same = low.source.partition("bool shares_keys")[2].partition("}")[0]
     for stride in (f"params.{name}.strides[{dim}]" for name in ("key", "value") for dim in (0, 1)):
         assert f"{stride} == 0 ||" in same
+
+
+@pytest.mark.parametrize("result", ["alone", "beside", "halved", "gated", "wide"])
+def test_results_of_sums_and_rows_are_computed_in_pairs(result: str) -> None:
+    def attend(q: Any, k: Any, v: Any, gate: Any) -> Any:
+        scores = (q @ k.transpose(-1, -2)).float()
+        out = torch.softmax(scores, -1).to(v.dtype) @ v
+        return {
+            "alone": lambda: out,
+            "beside": lambda: (out, torch.logsumexp(scores, -1)),
+            "halved": lambda: out * 0.5,
+            "gated": lambda: out * torch.sigmoid(gate),
+            "wide": lambda: out.float(),
+        }[result]()
+
+    sizes = (2, 4, 300, 64), (2, 4, 77, 64), (2, 4, 77, 64), (2, 4, 300, 64)
+    low = jitgen.jit(attend).lower(
+        *(TensorSpec(size, torch.bfloat16) for size in sizes), backend="cuda", target="sm_90a"
+    )
+    (chosen,) = low.lowered.schedules
+    assert isinstance(chosen, ResidentSchedule)
+    assert chosen.in_pairs == (result in ("alone", "beside", "halved"))
+    assert ("results_in_pairs" in low.source) == chosen.in_pairs

@@ -98,6 +98,7 @@ def _results(attention: Attention, layout: Layout, schedule: Schedule) -> dict[s
         "stores": [_run(o, layout, schedule) for o in attention.stores],
         "row_maxima": attention.row_maxima,
         "row_sums": attention.row_sums,
+        "in_pairs": isinstance(schedule, ResidentSchedule) and schedule.in_pairs,
     }
 
 

@@ -24,7 +24,8 @@ LANE_ELEMENTS = 8
 MOST_ROWS, MOST_DEPTH = 16, 128
 """Rows that share keys, and elements of a key and of a value, whose operands are in registers."""
 SHORT_KEYS = 128
-"""So few keys are read again by every block of more rows than ``MOST_ROWS``, a few at a time."""
+"""So few keys are read again by every block of more rows than ``MOST_ROWS``, a few at a time, where no block holds them
+(``resident``)."""
 SHORT_ROWS = ((64, 128), (256, 64))
 """Elements of a key and of a value at most, and the most rows for which these are read again. On an H200, in us, beside
 the other kernel: B5 H24/6 M17 N25 D64 3.8 (5.7), B3 H12/6 M40 N50 D128 3.9 (5.8), B3 H8/2 M9 N100 D256 5.4 (9.7)."""

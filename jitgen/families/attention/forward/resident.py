@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jitgen.families.attention.forward.layout import Layout
+from jitgen.families.attention.rule.cuda import RUN
 from jitgen.families.attention.rule.wgmma import CHUNK, ROWS, SHARED_BYTES, WgmmaTiles
+from jitgen.ir.body import Body
 from jitgen.kernel.launch import Persistence
+from jitgen.kernel.operands import item_size
 from jitgen.schedule.declared import about
 
 TILES = (32, 64, 80, 96, 128, 160, 192, 256)
@@ -29,19 +33,21 @@ class ResidentSchedule(WgmmaTiles):
         fewest: keys at least, so that so many columns of the tile exist.
         slots: tiles of keys and values in shared memory.
         staged: columns of results that a warp stages in shared memory at once.
+        in_pairs: whether results are computed where sums are, two neighbours at a time.
     """
 
     sentence = (
         *("wgmma, all keys in one tile of {block_n}, {block_m} rows a warpgroup, {warpgroups} warpgroups",),
         *("{stages} stages of rows", "slots", *WgmmaTiles.shared_words),
     )
-    config = ("warpgroups", "keys", "fewest", "depth", "width", "stages", "slots", "staged", "masked")
+    config = ("warpgroups", "keys", "fewest", "depth", "width", "stages", "slots", "staged", "in_pairs", "masked")
     block_n: int = field(metadata=about(member="keys"))
     block_d: int = field(metadata=about(member="depth"))
     block_e: int = field(metadata=about(member="width"))
     fewest: int
     slots: int = field(metadata=about("{} tiles of keys"))
     staged: int
+    in_pairs: bool
 
     @property
     def copied(self) -> tuple[bool, bool, bool]:
@@ -58,19 +64,31 @@ class ResidentSchedule(WgmmaTiles):
         """Returns the dynamic shared memory of a block, as the header's ``ResidentShape::bytes``."""
         deep, wide = -(-self.block_d // CHUNK), -(-self.block_e // CHUNK)
         tiles = self.stages * ROWS * deep + self.slots * self.block_n * (deep + wide)
-        staging = self.warpgroups * 4 * (16 * (self.staged + 8) + 32) * 4
-        return tiles * 2 * CHUNK + staging + self.stages * 32 + self.slots * 8
+        of_warp = 16 * 2 * CHUNK if self.in_pairs else (16 * (self.staged + 8) + 32) * 4
+        return tiles * 2 * CHUNK + self.warpgroups * 4 * of_warp + self.stages * 32 + self.slots * 8
 
     def persistence(self, sharing: int) -> Persistence:
         return Persistence("multiprocessors")
 
 
-def candidates(keys: int, deep: int, wide: int, *, is_wide: bool) -> list[ResidentSchedule]:
+def in_pairs(body: Body, layout: Layout) -> bool:
+    """Returns whether the one result of ``body`` has 16 bits and is computed of sums and of values of its row alone, so
+    that the two neighbours that a thread has are a word of it."""
+    elements = [i for i in body.instructions if i.op in ("load", "iota", "gather", "store") and not i.row]
+    results = [i.attr for i in elements if i.op == "store"]
+    return len(elements) == 1 and all(
+        item_size(body.operands[index].dtype) == 2 and layout.operands[index] == "contiguous" and layout.unit >= RUN
+        for index in results
+    )
+
+
+def candidates(keys: int, deep: int, wide: int, *, in_pairs: bool, is_wide: bool) -> list[ResidentSchedule]:
     """Returns the schedules that have all ``keys`` in one tile, as far as these fit a multiprocessor; the first is the
     rule's. There are none without keys, and with too many.
 
     Args:
         deep, wide: D and E, rounded up to what wgmma takes.
+        in_pairs: see ``ResidentSchedule``.
         is_wide: 64-bit indices.
     """
     tile = next((tile for tile in TILES if 0 < keys <= tile), 0)
@@ -82,6 +100,7 @@ def candidates(keys: int, deep: int, wide: int, *, is_wide: bool) -> list[Reside
             max((other + 1 for other in TILES if other < tile), default=1),
             slots,
             min(wide, 32),
+            in_pairs,
             warpgroups=count,
             stages=TILES_AHEAD * count,
             wide=is_wide,

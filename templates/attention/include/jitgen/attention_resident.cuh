@@ -17,6 +17,7 @@
 //     static constexpr int stages = 6;        // tiles of the query: a multiple of `warpgroups`
 //     static constexpr int slots = 2;         // tiles of keys and values: the next ones arrive while some are read
 //     static constexpr int staged = 32;       // columns of results that a warp stages in shared memory at once
+//     static constexpr bool in_pairs = false; // whether results are computed where sums are, two neighbours at a time
 //     static constexpr bool masked = false;   // whether a mask may hide scores of keys that exist
 //   };
 //
@@ -42,7 +43,9 @@ struct ResidentShape {
 
   static constexpr int keys_at = Config::stages * query_bytes;
   static constexpr int staging_at = keys_at + Config::slots * (key_bytes + value_bytes);
-  static constexpr int tickets_at = staging_at + consumers / 32 * RowStaging<Config>::warp_floats * 4;
+  // Of results, as they are stored, 64 columns of a warp's 16 rows with the 128-byte swizzle; else see RowStaging.
+  static constexpr int warp_bytes = Config::in_pairs ? 16 * 128 : RowStaging<Config>::warp_floats * 4;
+  static constexpr int tickets_at = staging_at + consumers / 32 * warp_bytes;
   static constexpr int barriers_at = tickets_at + Config::stages * 16;
   static constexpr int bytes = barriers_at + (2 * Config::stages + Config::slots) * 8;
 };
@@ -90,6 +93,8 @@ struct ResidentKernel : RowResults<Config, Operands, ResidentBlock<Config, Opera
   using Scores = Wgmma<typename Config::Key, Config::keys>;
   using Sums = Wgmma<Value, Config::width>;
   using Block::operands;
+  using Block::memory;
+  using Block::base;
   using Block::query_full;
   using Block::query_empty;
   using Block::keys_full;
@@ -208,9 +213,54 @@ struct ResidentKernel : RowResults<Config, Operands, ResidentBlock<Config, Opera
       wgmma_wait<0>();
       settle(sums);
       warp_arrive(query_empty(stage));
-      this->template finish<true>(task, 0, row - warpgroup * Shape::rows, sums, rows, fold);
+      if constexpr (Config::in_pairs) {
+        finish_in_pairs(task, row + warp % 4 * 16, sums, rows, fold);
+      } else {
+        this->template finish<true>(task, 0, row - warpgroup * Shape::rows, sums, rows, fold);
+      }
       stage += Config::warpgroups;
       if (stage >= Config::stages) stage -= Config::stages, phase ^= 1;
+    }
+  }
+  // Results that need no others of their row are computed in registers and staged as they are stored: half of the bytes,
+  // and whole lines of memory at once.
+  JITGEN_DEVICE void finish_in_pairs(
+      const Task& task, int row, const float (&sums)[Config::width / 2], WgmmaRows& rows, float fold) const {
+    const int lane = threadIdx.x % 32, packed_rows = int(operands.packed_rows());
+    if (row >= packed_rows) return;
+    const auto results = [&](int r) {
+      const int own = row + lane / 4 + r * 8;
+      float row_sum = rows.row_sum[r] + __shfl_xor_sync(0xffffffffu, rows.row_sum[r], 1);
+      row_sum += __shfl_xor_sync(0xffffffffu, row_sum, 2);
+      if (lane % 4 == 0 && own < packed_rows) operands.row_results(task, 0, own, rows.row_max[r] * fold, row_sum);
+      return operands.results_in_pairs(task, smaller(own, packed_rows - 1), rows.row_max[r] * fold, row_sum);
+    };
+    const auto first = results(0), second = results(1);
+    const int staging = Shape::staging_at + int(threadIdx.x / 32) * Shape::warp_bytes;
+    const uint32_t to = base + staging + lane % 16 * 128;
+#pragma unroll
+    for (int column = 0; column < Config::width; column += 64) {
+#pragma unroll
+      for (int run = 0; run < 8 && column + run * 8 < Config::width; run += 2) {
+        const float* const from = sums + (column / 8 + run) * 4;
+        const uint32_t words[4] = {
+            first(from[0], from[1]), second(from[2], from[3]), first(from[4], from[5]), second(from[6], from[7])};
+        store_matrices(to + ((run + lane / 16) ^ lane % 8) * 16, words);
+      }
+      __syncwarp();
+      uint4 runs[4];
+#pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int m = turn * 4 + lane / 8;
+        runs[turn] = *reinterpret_cast<const uint4*>(memory + staging + m * 128 + (lane % 8 ^ m % 8) * 16);
+      }
+      __syncwarp();
+      const int e = column + lane % 8 * 8;
+#pragma unroll
+      for (int turn = 0; turn < 4; ++turn) {
+        const int m = row + turn * 4 + lane / 8;
+        if (m < packed_rows && e < int(operands.width)) operands.store_run(task, m, e, runs[turn]);
+      }
     }
   }
 };

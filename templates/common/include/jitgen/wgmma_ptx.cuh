@@ -83,8 +83,14 @@ JITGEN_DEVICE int own_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 32,
 
 // ------------------------------------------------------------------------------------------------------------ stores
 
-// Stores four matrices of 8 x 8 elements of 16 bits, of which a lane has two neighbours of row lane / 4 in a word, as
-// their transposes: lane 8 i + r says where row r of that of `words[i]` is, 16 bytes.
+// Stores four matrices of 8 x 8 elements of 16 bits, of which a lane has two neighbours of row lane / 4 in a word: lane
+// 8 i + r says where row r of that of `words[i]` is, 16 bytes.
+JITGEN_DEVICE void store_matrices(uint32_t address, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+// The same as their transposes.
 JITGEN_DEVICE void store_matrices_transposed(uint32_t address, const uint32_t (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
                "r"(words[1]), "r"(words[2]), "r"(words[3])
