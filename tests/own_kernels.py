@@ -370,3 +370,15 @@ def read_twice(x_ptr, out_ptr, sums_ptr, n, BLOCK: tl.constexpr):
         total += tl.load(x_ptr + offsets, mask=mask, other=0.0)
     tl.store(out_ptr + offsets, total, mask=mask)
     tl.store(sums_ptr + tl.program_id(0), tl.sum(total, axis=0))
+
+
+@triton.autotune(configs=CONFIGS, key=[])
+@triton.jit
+def sums_by_lengths(x_ptr, lengths_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    length = tl.load(lengths_ptr + row)
+    total = 0.0
+    for start in range(0, length, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        total += tl.sum(tl.load(x_ptr + row * columns + offsets, mask=offsets < length, other=0.0), axis=0)
+    tl.store(out_ptr + row, total)

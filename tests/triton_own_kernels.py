@@ -43,6 +43,13 @@ def tuned(x: Tensor, y: Tensor) -> Tensor:
 
 
 @jitgen.jit
+def by_lengths(x: Tensor, lengths: Tensor) -> Tensor:
+    out = torch.empty(x.shape[0], device=x.device)
+    kernels.sums_by_lengths[(x.shape[0],)](x, lengths, out, x.shape[1])
+    return out
+
+
+@jitgen.jit
 def by_heuristics(x: Tensor, y: Tensor) -> Tensor:
     return _add(x, y, kernels.add_by_heuristics)
 
@@ -180,6 +187,9 @@ def updates() -> Iterator[str | None]:
     ones = torch.ones(10, dtype=torch.int32)
     yield _wrong("histogram", counts(integers, ones), torch.bincount(integers, minlength=10) + 1)
     rest = torch.randn(100)
+    rows, lengths = torch.randn(3, 150), torch.tensor([150, 0, 65], dtype=torch.int32)
+    shorter = torch.where(torch.arange(150) < lengths[:, None], rows.double(), 0.0)
+    yield _wrong("sums by lengths", by_lengths(rows, lengths), shorter.sum(1))
     yield _wrong("partly written", partly_written(x[0].contiguous(), rest), torch.cat([x[0], rest[11:]]))
 
 

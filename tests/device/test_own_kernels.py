@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import jitgen
+from jitgen.deploy import manifest_schema, tune
+from jitgen.deploy.trials import Program
+from jitgen.runtime import cuda
 
 pytest.importorskip("triton")
 
@@ -47,6 +51,21 @@ def test_a_kernel_that_reads_what_its_program_has_stored() -> None:
 def test_a_configuration_of_an_autotuner_is_launched() -> None:
     x, y = torch.randn(2, 1000, device="cuda")
     _close(functions.tuned(x, y), (x.double() + y) * 3)
+
+
+def test_configurations_are_timed_with_the_integers_of_the_call(tmp_path: Path) -> None:
+    x, lengths = torch.randn(64, 1000, device="cuda"), torch.randint(1, 1001, (64,), device="cuda", dtype=torch.int32)
+    with jitgen.record(tmp_path / "manifest.json"):
+        result = functions.by_lengths(x, lengths)
+    _close(result, torch.where(torch.arange(1000, device="cuda") < lengths[:, None], x.double(), 0.0).sum(1))
+    device = torch.device("cuda", torch.cuda.current_device())
+    entries = manifest_schema.read(tmp_path / "manifest.json")
+    (problem,) = tune.problems_of(entries, cuda.target_of(device.index), None)
+    program = Program(problem.entry, problem.route, device)
+    assert all(torch.equal(copy[1], lengths) for copy in program._copies)
+    (measured,) = tune.tune([problem], tmp_path / "tuned", device, 50, jobs=1)
+    assert not measured.failures
+    assert None not in measured.seconds
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
