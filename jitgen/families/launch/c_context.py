@@ -28,7 +28,6 @@ from jitgen.ir.launches import TENSOR
 from jitgen.ir.ops import flops_of
 from jitgen.ir.program import Kernel
 from jitgen.kernel.explain import operations_in
-from jitgen.kernel.printed import sum_of
 from jitgen.kernel.printed_entry import IN_CUDA, ON_CPU, params_of
 from jitgen.kernel.render import source
 from jitgen.spec import KernelSource
@@ -143,32 +142,24 @@ def _rule(
 ) -> dict[str, Any]:
     """Presents the function of a rule, which gets an element's index, row and column."""
     text = printed(rule.instructions, dialect, coarse=body.coarse)
-    operands = dict(zip(rule.operands, range(len(rule.operands)), strict=True))
     loads, stores, uses_dims = [], [], False
-    for position, instruction in enumerate(rule.instructions):
+    for position, instruction, offset, first in layout.accesses(rule, lambda number: spelled[f"m{number}"]):
         if instruction.op == "launch":
             storage, kind = dialect.storage_types[rule.dtype], dialect.types[compute_dtype(rule.dtype)]
             bits = f"jitgen::load(jitgen_launch::bits_as<{storage}>(element))"
             loads.append({"type": kind, "value": text.names[position], "expression": bits})
-        if instruction.op not in ("load", "iota", "store"):
             continue
-        number, index_of = instruction.attr, operands[instruction.attr]
+        number = instruction.attr
         operand, pointer = body.operands[number], spelled.get(f"p{number}", "")
         if instruction.op == "store":
             value, storage = text.names[instruction.args[0]], dialect.storage_types[operand.dtype]
             mark = user_mark(instruction.location)
             stores.append({"pointer": pointer, "value": value, "storage": storage, "mark": mark})
             continue
-        flat = layout.flat[index_of]
-        strides = [str(s) if s >= 0 else spelled[f"m{-1 - s}"] for s in layout.strides[index_of]]
-        index = "at" if flat else sum_of([], strides, [f"i{dim}" for dim in range(len(strides))])
-        uses_dims |= not flat
-        first, kind = layout.first[index_of], dialect.types[compute_dtype(operand.dtype)]
-        if first is not None:
-            expression = f"{kind}({spelled[f'm{first}']} + {index})"
-        else:
-            expression = f"jitgen::load({pointer}[{index}])"
-        loads.append({"type": kind, "value": text.values[number], "expression": expression})
+        uses_dims |= offset != "at"
+        kind = dialect.types[compute_dtype(operand.dtype)]
+        loaded = f"jitgen::load({pointer}[{offset}])" if first is None else f"{kind}({first} + {offset})"
+        loads.append({"type": kind, "value": text.values[number], "expression": loaded})
     locals_ = [(name, kind, f"params.{name}") for name, kind in text.scalars.items() if "." not in name]
     return {
         "name": f"{'epilogue' if is_store else 'prologue'}{rule.number}",

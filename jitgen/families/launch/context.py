@@ -18,7 +18,6 @@ from jitgen.families.launch.schedule import Schedule, explain
 from jitgen.ir.body import Body
 from jitgen.ir.launches import CONFIG, CONSTANT, FLOAT, TENSOR
 from jitgen.ir.program import Kernel
-from jitgen.kernel.printed import sum_of
 from jitgen.kernel.render import source
 from jitgen.spec import KernelSource
 
@@ -170,28 +169,24 @@ def _options(kernel: Kernel, layout: Layout, schedule: Schedule) -> dict[str, An
 def _rule(rule: Rule, kind: str, layout: RuleLayout, body: Body, location: str | None) -> dict[str, Any]:
     """Presents the function of a rule: it gets the offset of an element in its tensor, and what the user's call has."""
     text = printed(rule.instructions, _DIALECT, coarse=body.coarse)
-    operands = dict(zip(rule.operands, range(len(rule.operands)), strict=True))
-    loads, stores, used = [], [], set[int]()
-    for instruction in rule.instructions:
-        if instruction.op not in ("load", "iota", "store"):
+    loads, stores, value, has_dims = [], [], "", False
+    for position, instruction, offset, first in layout.accesses(rule, _integer):
+        if instruction.op == "launch":
+            value = text.names[position]
             continue
-        number, position = instruction.attr, operands[instruction.attr]
-        operand, pointer = body.operands[number], _OWN.format(f"p{number}")
+        operand, pointer = body.operands[instruction.attr], _OWN.format(f"p{instruction.attr}")
         if instruction.op == "store":
             stored = store_cast(text.names[instruction.args[0]], operand.dtype)
             stores.append({"pointer": pointer, "value": stored, "mark": user_mark(instruction.location)})
             continue
-        strides = layout.strides[position]
-        used |= {dim for dim, stride in enumerate(strides) if stride != 0} if not layout.flat[position] else set()
-        index = _offset(layout, position)
-        first = layout.first[position]
+        has_dims |= offset not in ("at", "0")
+        index = {"at": "at", "0": "at * 0"}.get(offset, f"({offset})")
         if first is not None:
-            expression = f"({_integer(first)} + {index}).to({TRITON.types[operand.dtype]})"
+            expression = f"({first} + {index}).to({TRITON.types[operand.dtype]})"
         else:
             expression = load_cast(f"tl.load({pointer} + {index}, mask=mask)", operand.dtype)
-        loads.append({"value": text.values[number], "expression": expression})
+        loads.append({"value": text.values[instruction.attr], "expression": expression})
     is_store = kind == splices.STORE
-    value = next((text.names[p] for p, i in enumerate(rule.instructions) if i.op == "launch"), "")
     names = [f"p{number}" for number in rule.operands if body.operands[number].buffer is not None]
     names += [f"m{number}" for number in _integers_of(layout)]
     names += list(text.scalars)
@@ -206,7 +201,7 @@ def _rule(rule: Rule, kind: str, layout: RuleLayout, body: Body, location: str |
         "dtype": STORAGE_TYPES[rule.dtype],
         "value": value,
         "widened": load_cast("value", rule.dtype),
-        "has_dims": bool(used),
+        "has_dims": has_dims,
         "dims": _dims(layout),
         "loads": loads,
         "lines": list(text.lines.values()),
@@ -229,12 +224,3 @@ def _integers_of(layout: RuleLayout) -> list[int]:
 def _dims(layout: RuleLayout) -> list[tuple[str, str]]:
     """Returns, from the last dimension to the second, the name of a coordinate and the size of its dimension."""
     return [(f"i{dim}", _integer(layout.sizes[dim - 1])) for dim in range(len(layout.sizes), 0, -1)]
-
-
-def _offset(layout: RuleLayout, position: int) -> str:
-    """Returns the offset of an operand's element at the tensor's offset ``at``."""
-    if layout.flat[position]:
-        return "at"
-    strides = [str(stride) if stride >= 0 else _integer(-1 - stride) for stride in layout.strides[position]]
-    index = sum_of([], strides, [f"i{dim}" for dim in range(len(strides))])
-    return "at * 0" if index == "0" else f"({index})"

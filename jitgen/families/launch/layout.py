@@ -9,7 +9,7 @@ of a rule's operands allow it, strides of the operands along these, and first va
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from jitgen.device import Device
 from jitgen.families.launch.body import Launched, Rule, at_the_call
 from jitgen.ir import symbols
 from jitgen.ir.attributes import LaunchAttrs
-from jitgen.ir.body import Body
+from jitgen.ir.body import Body, Instruction
 from jitgen.ir.launches import INT, TENSOR, TRITON, UNSPECIALIZED
 from jitgen.ir.program import Kernel
 from jitgen.ir.symbols import Expr
@@ -29,6 +29,7 @@ from jitgen.kernel.launch import Work
 from jitgen.kernel.layout import reaches_wide, views_of
 from jitgen.kernel.operands import Call, item_size, merged_dimensions, pointwise_flops
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
+from jitgen.kernel.printed import sum_of
 
 NARROW = 2**31
 """From here on an integer needs 64 bits."""
@@ -51,6 +52,21 @@ class RuleLayout:
     flat: tuple[bool, ...]
     first: tuple[int | None, ...]
     is_matrix: bool = False
+
+    def accesses(self, rule: Rule, integer: Callable[[int], str]) -> Iterator[tuple[int, Instruction, str, str | None]]:
+        """Yields the instructions of ``rule`` that take or give an element, with their positions; of a load or an index
+        also the offset of its element, where the tensor's is ``at`` and coordinates are ``i0``, ..., and what the index
+        begins with. ``integer`` prints an integer by its number."""
+        for position, instruction in enumerate(rule.instructions):
+            if instruction.op in ("launch", "store"):
+                yield position, instruction, "", None
+            elif instruction.op in ("load", "iota"):
+                operand = rule.operands.index(instruction.attr)
+                strides = [str(stride) if stride >= 0 else integer(-1 - stride) for stride in self.strides[operand]]
+                offset = sum_of([], strides, [f"i{dim}" for dim in range(len(strides))])
+                first = self.first[operand]
+                begin = None if first is None else integer(first)
+                yield position, instruction, "at" if self.flat[operand] else offset, begin
 
 
 @dataclass(frozen=True)
