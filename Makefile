@@ -1,34 +1,37 @@
 # One verb per habit. A verb sets up what it needs, once: an environment in .venv, with the versions of constraints.txt.
-# An environment of your own is used as it is: make test PYTHON=python3.
+# An environment of your own is used as it is: make test PYTHON=python3. Another version of torch has another one:
+# make test TORCH=2.11.0.
 
 BASE_PYTHON ?= python3
+TORCH ?=
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 ifeq ($(origin PYTHON), undefined)
-PYTHON := .venv/bin/python
-demo_ready := .venv/demo.stamp
-dev_ready := .venv/dev.stamp
+PYTHON := $(VENV)/bin/python
+demo_ready := $(VENV)/demo.stamp
+dev_ready := $(VENV)/dev.stamp
 else
 demo_ready := check-demo
 dev_ready := check-dev
 endif
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
-export BASE_PYTHON MAKECMDGOALS
+export BASE_PYTHON TORCH MAKECMDGOALS
 
 .PHONY: help venv compiler check-demo check-dev demo test test-all gpu-test gpu-test-all gpu-sanitize gpu-random lint format bench manifests wheel
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-venv: .venv/dev.stamp ## the environment of all verbs, and nothing run in it
+venv: $(VENV)/dev.stamp ## the environment of all verbs, and nothing run in it
 
-.venv/demo.stamp: pyproject.toml constraints.txt tools/environment.sh
-	@tools/environment.sh venv .venv demo
+$(VENV)/demo.stamp: pyproject.toml constraints.txt tools/environment.sh
+	@tools/environment.sh venv $(VENV) demo
 	@touch $@
 
-.venv/dev.stamp: pyproject.toml constraints.txt tools/environment.sh
-	@tools/environment.sh venv .venv dev
-	@touch .venv/demo.stamp $@
+$(VENV)/dev.stamp: pyproject.toml constraints.txt tools/environment.sh
+	@tools/environment.sh venv $(VENV) dev
+	@touch $(VENV)/demo.stamp $@
 
 check-demo check-dev: check-%:
 	@tools/environment.sh check $(PYTHON) $*

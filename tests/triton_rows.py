@@ -17,7 +17,7 @@ import torch
 
 from jitgen.codegen import triton as dialect
 from jitgen.ir.ops import COMPUTE_DTYPES, OPS
-from jitgen.spec import DTYPES, KernelSource, Target
+from jitgen.spec import DTYPES, KernelSource, Target, e4m3fn_saturates
 from tests import philox
 from tests.interpreter import Check, serve
 
@@ -68,6 +68,7 @@ def rows(A, B, C, W, V, P, n, BLOCK: tl.constexpr):
 def storage_source(storage: str, target: str) -> KernelSource:
     """A kernel storing X (float32) as ``storage`` in Y, Y's old content as float32 in Z, and X rounded in R."""
     text = f"""{INCLUDE.read_text()}
+E4M3FN_SATURATES = tl.constexpr({int(e4m3fn_saturates())})
 
 @triton.jit
 def convert(X, Y, Z, R, n, BLOCK: tl.constexpr):

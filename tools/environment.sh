@@ -2,7 +2,8 @@
 # What `make` sets up before a verb runs.
 #
 #   tools/environment.sh venv DIRECTORY demo|dev    make DIRECTORY a virtual environment, with the versions that
-#                                                   constraints.txt pins; dev adds what tests and lint need
+#                                                   constraints.txt pins; dev adds what tests and lint need. With
+#                                                   TORCH=2.11.0 it has that torch, and what that torch needs
 #   tools/environment.sh check PYTHON demo|dev      say what an environment of the user's own lacks
 #   tools/environment.sh compiler                   say how to get a C++ compiler where there is none
 set -eu
@@ -27,7 +28,7 @@ install() {
     what="==> $venv: $1" log="$venv/pip.log" seconds=0
     shift
     echo "$what"
-    "$venv/bin/python" -m pip --disable-pip-version-check install -c constraints.txt "$@" >"$log" 2>&1 &
+    "$venv/bin/python" -m pip --disable-pip-version-check install -c "$constraints" "$@" >"$log" 2>&1 &
     pip=$!
     trap 'kill $pip; exit 130' INT TERM
     while sleep 1 && kill -0 $pip 2>/dev/null; do
@@ -57,7 +58,14 @@ venv() {
             stop "$base cannot make environments (Debian, Ubuntu: apt install python3-venv). Install that, $own"
         }
     fi
-    install "torch, of the version that constraints.txt pins: the largest download, a minute or two" torch==2.13.0
+    constraints=constraints.txt
+    if [ -n "${TORCH:-}" ]; then
+        constraints=$venv/constraints.txt
+        grep -vE '^(torch|triton|setuptools|cuda-|nvidia-cuda)' constraints.txt >"$constraints"
+        echo "torch==$TORCH" >>"$constraints"
+    fi
+    install "torch, of the version that $constraints pins: the largest download, a minute or two" \
+        "torch==${TORCH:-2.13.0}"
     install "jitgen$extras, editable" -e ".$extras"
     # shellcheck disable=SC2086
     install "a small model's weights and its tokenizer" --no-deps $files

@@ -9,8 +9,9 @@ For the duration of a launch this module replaces what the interpreter lacks or 
 - float8: tensors are passed as bytes, as the dialect reads and writes them (``codegen/triton.py``).
 - conditions: one of a scalar that a block is combined with stays a bool; the interpreter would make it an integer, and
   refuse it as a mask.
-- scalars: each has its type in the signature; the interpreter would guess a type from the value. As bounds of loops
-  they are numbers: Triton 3.6 converts arrays of one element in a way that numpy 2.4 refuses.
+- scalars: each has its type in the signature; the interpreter would guess a type from the value.
+- Triton 3.6: minima and maxima that pass over NaN have it, a fused multiplication and addition rounds twice, and numpy
+  refuses what it makes of scalars as bounds of loops, and of ``~`` of bytes.
 
 Neighbours: ``compilers/triton.py`` makes the artifact whose facts ``load`` takes; ``call/specialization.py`` calls it.
 """
@@ -166,12 +167,14 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def _torch_conversions() -> Iterator[None]:
     """Makes the interpreter convert float32 and bfloat16 as torch does, compute bfloat16 in float32, and keep the
-    conditions of scalars bools."""
+    conditions of scalars bools; that of Triton 3.6 computes what it computes wrongly as later ones do."""
     import numpy
     import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+    from triton._C.libtriton import interpreter as native
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype, interpreter_builder
 
-    cast_impl, binary_op, create_dot, create_splat = (getattr(interpreter_builder, name) for name in _PATCHED)
+    names = ("cast_impl", "binary_op", "create_dot", "create_splat")
+    cast_impl, binary_op, create_dot, create_splat = (getattr(interpreter_builder, name) for name in names)
 
     def cast(source: Any, target: Any) -> Any:
         pair = (source.dtype.scalar, target.scalar)
@@ -199,12 +202,24 @@ def _torch_conversions() -> Iterator[None]:
             value = TensorHandle(value.data, tl.int1)
         return create_splat(type_, value)
 
-    for name, function in zip(_PATCHED, (cast, binary, dot, splat), strict=True):
+    def fused(x: Any, y: Any, z: Any) -> Any:
+        x, y = (operand.data.astype(numpy.float64) for operand in (x, y))
+        return TensorHandle((x * y + z.data).astype(z.data.dtype), z.dtype.scalar)
+
+    def all_ones(type_: Any) -> Any:
+        return TensorHandle(~numpy.zeros(1, _get_np_dtype(type_)), type_.scalar)
+
+    replaced = dict(zip(names, (cast, binary, dot, splat), strict=True))
+    if not hasattr(native, "fma_fp64"):  # Triton 3.6
+        replaced |= {"create_fma": fused, "get_all_ones_value": all_ones}
+        replaced["create_minnumf"] = lambda left, right: binary(left, right, numpy.fmin)
+        replaced["create_maxnumf"] = lambda left, right: binary(left, right, numpy.fmax)
+    for name, function in replaced.items():
         setattr(interpreter_builder, name, function)
     try:
         yield
     finally:
-        for name in _PATCHED:
+        for name in replaced:
             delattr(interpreter_builder, name)
 
 
@@ -240,9 +255,6 @@ def _without_waste() -> Iterator[None]:
         yield
     finally:
         builder.options, interpreter._patch_lang = options, patch
-
-
-_PATCHED = ("cast_impl", "binary_op", "create_dot", "create_splat")
 
 
 def _number(scalar: Any) -> int:
