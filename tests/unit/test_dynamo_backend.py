@@ -222,15 +222,16 @@ def test_a_call_that_no_kernel_takes_runs_in_torch_and_says_so(monkeypatch: pyte
     monkeypatch.setattr(Program, "__call__", refuses)
     with pytest.warns(jitgen.FallbackWarning, match="not today"):
         torch.testing.assert_close(compiled(x), torch.relu(x) * 2)
-    assert jitgen.report().nodes[0].reason == "not today"
+    assert "not today" in [node.reason for node in jitgen.report().nodes]
 
 
 def test_graphs_are_forgotten_with_dynamos() -> None:
+    others = jitgen.report().graphs  # what torch keeps of functions with graph breaks, which other tests have
     torch.compile(lambda x: x + 1, backend="jitgen")(torch.randn(3))
-    assert jitgen.report().graphs == 1
+    assert jitgen.report().graphs == others + 1
     torch._dynamo.reset()
     gc.collect()
-    assert jitgen.report().graphs == 0
+    assert jitgen.report().graphs == others
 
 
 def test_torch_finds_the_backend_by_its_entry_point() -> None:

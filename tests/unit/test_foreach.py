@@ -12,6 +12,8 @@ from jitgen.errors import TraceError
 from jitgen.trace import foreach
 from jitgen.trace.table import find, rows
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 Tensor = torch.Tensor
 UNARY = [
     name

@@ -29,7 +29,7 @@ def clone(tmp_path: Path) -> Path:
 
 def make(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run make with a compiler that exists, unless ``variables`` say otherwise."""
-    ignored = ("PYTHON", "BASE_PYTHON", "MAKECMDGOALS", "MAKEFLAGS", "MAKELEVEL", "JITGEN_CXX")
+    ignored = ("PYTHON", "BASE_PYTHON", "TORCH", "MAKECMDGOALS", "MAKEFLAGS", "MAKELEVEL", "JITGEN_CXX")
     environment = {name: value for name, value in os.environ.items() if name not in ignored}
     environment |= {"CXX": sys.executable} | variables
     return subprocess.run(["make", *arguments], cwd=directory, env=environment, capture_output=True, text=True)
@@ -119,6 +119,18 @@ def test_set_up_is_a_line_for_each_step(clone: Path, fake: str) -> None:
     assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["==>"] * 4
     assert done.stderr == ""
     assert "Looking in indexes" in (clone / ".venv" / "pip.log").read_text()
+
+
+def test_another_torch_has_an_environment_of_its_own(clone: Path, fake: str) -> None:
+    """It needs other versions of Triton, setuptools and CUDA's packages than those that are pinned."""
+    done = make(clone, "venv", "TORCH=2.11.0", BASE_PYTHON=fake)
+    assert done.returncode == 0, done.stderr
+    pinned = (clone / "constraints.txt").read_text().splitlines()
+    constraints = (clone / ".venv-torch-2.11.0" / "constraints.txt").read_text().splitlines()
+    others = [line for line in pinned if not line.startswith(("torch", "triton", "setuptools", "cuda-", "nvidia-cuda"))]
+    assert constraints == [*others, "torch==2.11.0"]
+    assert not (clone / ".venv").exists()
+    assert "environment.sh venv .venv-torch-2.11.0 dev" in make(clone, "-Bn", "test", "TORCH=2.11.0").stdout
 
 
 def test_what_pip_says_is_shown_where_it_fails(clone: Path, fake: str) -> None:
