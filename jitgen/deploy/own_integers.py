@@ -28,6 +28,9 @@ from jitgen.spec import DTYPES
 MOST_RECORDED = 2**15
 """Elements of an input that are recorded at most: larger ones, such as packed codes, would swell a manifest."""
 
+LARGEST = 2**63 - 1
+"""The largest integer that torch takes as the end of what it draws from: as such it is not drawn itself."""
+
 Range = tuple[int, int]
 """The least and the largest of the integers that are drawn."""
 
@@ -113,7 +116,9 @@ def _launches(graph: Graph) -> Iterator[Node]:
 
 
 def _drawn(least: int, most: int) -> Filler:
-    return lambda tensor, generator: tensor.random_(least, most + 1, generator=generator)
+    if least == most:
+        return lambda tensor, _: tensor.fill_(least)
+    return lambda tensor, generator: tensor.random_(least, min(most + 1, LARGEST), generator=generator)
 
 
 def _recorded(values: Sequence[int]) -> Filler:

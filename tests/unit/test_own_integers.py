@@ -141,6 +141,17 @@ def test_what_is_described_alone_has_names_and_no_integers(tmp_path: Path) -> No
     assert own_integers.undecided(entry) == ["lengths"]
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_any_range_of_a_dtype_is_drawn_from(dtype: torch.dtype) -> None:
+    limits, generator = torch.iinfo(dtype), torch.Generator().manual_seed(0)
+    for least, most in ((limits.min, limits.max), (limits.max, limits.max), (limits.min, limits.min), (7, 9)):
+        tensor = torch.empty(400, dtype=dtype)
+        own_integers.fillers({"integers": [[0, {"least": least, "most": most}]]})[0](tensor, generator)
+        assert least <= tensor.min()
+        assert tensor.max() <= most
+        assert (len(tensor.unique()) > 1) == (least < most)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
