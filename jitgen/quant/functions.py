@@ -210,6 +210,18 @@ def _transpose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTen
     return tensor._alias(transposed=tensor.transposed != swapped)
 
 
+@handles(T.view, T.reshape, torch.reshape, T.unflatten, torch.unflatten, T.flatten, torch.flatten)
+def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QTensor:
+    """Divides the rows of a weight among matrices, ``w.view(g, -1, K)``, and joins these again."""
+    tensor, *rest = args
+    if tensor.transposed or any(isinstance(one, torch.dtype) for one in (*rest, *kwargs.values())):
+        refuse(func, args)
+    shape = func(torch.empty(tensor.shape, device="meta"), *rest, **kwargs).shape
+    if shape[-1:] != tensor.shape[-1:] or len(shape) not in (2, 3) or 0 in shape[:-1]:
+        refuse(func, args)
+    return tensor.of_experts(shape[0] if len(shape) == 3 else None)
+
+
 # ------------------------------------------------------------------------------------------- matrices, rows, columns
 
 

@@ -365,8 +365,9 @@ class QTensor(torch.Tensor):
         matrices = self._alias(experts=None, transposed=False)._rows(index).of_experts(ids.shape[0])
         return matrices._alias(transposed=True) if token.transposed else matrices
 
-    def of_experts(self, count: int) -> QTensor:
-        """Returns the weight of three dimensions whose ``count`` matrices lie one below another in this one."""
+    def of_experts(self, count: int | None) -> QTensor:
+        """Returns the weight of three dimensions whose ``count`` matrices lie one below another in this one; the matrix
+        of all of them for None."""
         return self._alias(experts=count)
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:

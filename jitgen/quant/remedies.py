@@ -48,7 +48,10 @@ def remedy(name: str, token: Token) -> str:
             columns = f"whole groups of {token.group_size} columns, w[:, i:j]" if token.group_size else "all columns"
             return f"whole rows, w[i:j], and {columns}, are weights again; other elements are those of w.dequantize()"
         case "shape":
-            return "a quantised weight is a matrix (N, K): reshape the activation, or use w.dequantize()"
+            return (
+                "a quantised weight is a matrix (N, K), whose rows w.view(g, -1, K) divides among matrices: reshape "
+                "the activation, or use w.dequantize()"
+            )
         case "memory":
             return (
                 "it consists of several tensors, w.tensors, and has no memory of its own: files are written by "

@@ -69,7 +69,8 @@ def test_products_with_quantised_weights_and_matrices_of_them(backend: str) -> N
 
     def products(x: torch.Tensor, matrix: torch.Tensor, experts: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
         chosen = [x @ experts[ids].mT, x @ experts.index_select(0, ids).mT, x @ experts[[5, 0, 7]].mT]
-        return [F.linear(x, matrix), x @ matrix[:64].T, *chosen, x @ experts[1:4].mT, F.linear(x, experts[2])]
+        divided = x @ matrix.view(3, -1, 128).transpose(1, 2)
+        return [F.linear(x, matrix), x @ matrix[:64].T, *chosen, x @ experts[1:4].mT, F.linear(x, experts[2]), divided]
 
     x = torch.randn(3, 4, 128, device="cuda", dtype=torch.bfloat16)
     ids = torch.tensor([5, 0, 7], device="cuda")

@@ -551,6 +551,8 @@ def test_autocast() -> None:
         (lambda w: w.sum(), "sum"),
         (lambda w: w.view(-1), "view"),
         (lambda w: w.reshape(-1), "reshape"),
+        (lambda w: w.view(torch.int32), "view"),
+        (lambda w: w.t().reshape(-1, w.shape[0]), "reshape"),
         (lambda w: torch.cat([w, w]), "cat"),
         (lambda w: w.numpy(), "numpy"),
         (lambda w: w.tolist(), "tolist"),
@@ -665,6 +667,46 @@ def test_matrices_of_a_weight_that_is_overwritten_have_the_new_values(format: st
     torch.testing.assert_close(taken.portable_codes, other[1].portable_codes, rtol=0, atol=0)
     with pytest.raises(UnsupportedError, match="write to the whole weight"):
         taken.copy_(other.mT[1] if transposed else other[1])
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda w: w.view(3, -1, 64),
+    "reshape": lambda w: torch.reshape(w, (3, w.shape[0] // 3, 64)),
+    "unflatten": lambda w: w.unflatten(0, (-1, w.shape[0] // 3)),
+    "flatten": lambda w: w.view(3, -1, 64).flatten(0, 1).view(3, w.shape[0] // 3, 64),
+}
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.parametrize("rows", [8, 16, 40])
+@pytest.mark.parametrize("format", ["int8", "int4", "mxfp4"])
+def test_rows_of_a_weight_are_divided_among_matrices(format: str, rows: int) -> None:
+    """As DeepSeek-V4's projection of the attention's results has them: one matrix for each group of heads."""
+    weight, x = jitgen.quantize(torch.randn(3 * rows, 64), format), torch.randn(3, 5, 64)
+    dense = weight.dequantize(torch.float64)
+    for view in VIEWS.values():
+        assert torch.equal(view(weight).dequantize(), view(weight.dequantize()))
+
+        def product(x: torch.Tensor, weight: torch.Tensor, view: Callable[..., torch.Tensor] = view) -> torch.Tensor:
+            return torch.bmm(x, view(weight).transpose(1, 2))
+
+        functions = {"eager": product, "jit": jitgen.jit(lambda x, weight, view=view: product(x, weight, view))}
+        for name, function in functions.items():
+            if name == "jit" and rows % 16:
+                with pytest.raises(UnsupportedError, match="those of several matrices begin at multiples of 16"):
+                    function(x, weight)
+                continue
+            torch.testing.assert_close(function(x, weight).double(), product(x.double(), dense), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")
+@pytest.mark.parametrize("view", [lambda w: w.view(24, 128), lambda w: w.view(96, 32)], ids=["wider", "narrower"])
+def test_columns_of_a_weight_are_not_rows(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    weight = jitgen.quantize(torch.randn(48, 64), "int8", 32)
+    with pytest.raises(UnsupportedError, match=r"w\.view\(g, -1, K\) divides"):
+        view(weight)
+    with pytest.raises(UnsupportedError, match="stands for"):
+        jitgen.jit(lambda x, w: x @ view(w).T)(torch.randn(5, view(weight.dequantize()).shape[1]), weight)
 
 
 @pytest.mark.skipif(host.toolchain() is None, reason="needs a host compiler")

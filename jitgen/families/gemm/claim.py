@@ -28,6 +28,7 @@ from jitgen.families.blocks_of_rows import pairs
 from jitgen.families.family import Claim, Partition, Question
 from jitgen.families.gemm import largest
 from jitgen.families.gemm.hidden_products import without_hidden_products
+from jitgen.families.gemm.layout import not_as_stored
 from jitgen.families.gemm.matrices import flattened, keeps_columns, products_of, restored
 from jitgen.families.gemm.orders import (
     activation_in_its_order,
@@ -43,7 +44,7 @@ from jitgen.ir.graph import Node, kinds_of, topological
 from jitgen.ir.nodes import BLOCKED, BLOCKS, CAST, DEQUANTIZE, PRODUCTS, VIEW
 from jitgen.ir.regions import Axis, Region, Store
 from jitgen.ir.symbols import Size
-from jitgen.ir.views import ROW_TILE, Mover, at_tile
+from jitgen.ir.views import Mover, at_tile
 from jitgen.kernel.operands import item_size
 
 Materialize = Callable[[Node], Node]
@@ -320,10 +321,5 @@ def _weight_in_memory(product: Node, partition: Partition, materialize: Material
     if base.kind is DEQUANTIZE or node.is_in_memory:
         return node
     if any(child.kind is DEQUANTIZE for child in topological([node], leaves=PRODUCTS)):
-        where = f"\n  {product.location}" if product.location else ""
-        raise UnsupportedError(
-            "a quantised weight stands for (N, K): use it, or rows of it (those of several matrices begin at multiples "
-            f"of {ROW_TILE}), as F.linear(x, w) or x @ w.T, and not reshaped or transposed otherwise; cut the product "
-            f"instead, or dequantise it outside the decorated function{where}"
-        )
+        raise not_as_stored(product.location)
     return in_its_order(node, partition, materialize)

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jitgen.device import Device
+from jitgen.errors import UnsupportedError
 from jitgen.ir import symbols
 from jitgen.ir.body import Body, Operand
 from jitgen.ir.program import Kernel
-from jitgen.ir.views import Memory, Strided
+from jitgen.ir.views import ROW_TILE, Memory, NotViewable, Strided
 from jitgen.kernel.geometry import Geometry, touched_of
-from jitgen.kernel.layout import reaches_wide, unit_of, views_of
-from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, collapse, item_size, power_of_two
+from jitgen.kernel.layout import reaches_wide, unit_of
+from jitgen.kernel.operands import ACCESS_BYTES, INDEX_LIMIT, MAX_UNIT, Call, collapse, item_size, power_of_two, view_of
 from jitgen.kernel.parameters import Integer, KernelParameters, RegionParameters, declared
 
 BY_ROWS = ("offsets", "ids")
@@ -109,11 +110,32 @@ def layout(kernel: Kernel, call: Call) -> tuple[tuple[GemmLayout, ...], tuple[Ge
 
     Raises:
         NotViewable: no strides describe an operand, which has to be copied first.
+        UnsupportedError: none describe a quantised weight, which cannot be copied in another order.
     """
-    views = [views_of(body, call) for body in kernel.bodies]
+    views = [[_view_of(operand, call) for operand in body.operands] for body in kernel.bodies]
     batches = _batches(kernel, views, call)
     resolved = [_resolve_body(body, views[region], batches[region], call) for region, body in enumerate(kernel.bodies)]
     return tuple(layout_ for layout_, _ in resolved), tuple(geometry for _, geometry in resolved)
+
+
+def _view_of(operand: Operand, call: Call) -> Strided:
+    try:
+        return view_of(operand, call)
+    except NotViewable:
+        if operand.kind not in QUANTIZED_COMPONENTS:
+            raise
+        raise not_as_stored() from None
+
+
+def not_as_stored(location: str | None = None) -> UnsupportedError:
+    """Makes the error of a product, at ``location`` in the user's code, with a view of a quantised weight of which no
+    kernel can read the elements in their order."""
+    where = f"\n  {location}" if location else ""
+    return UnsupportedError(
+        "a quantised weight stands for (N, K): use it, or rows of it (those of several matrices begin at multiples "
+        f"of {ROW_TILE}), as F.linear(x, w) or x @ w.T, and not reshaped or transposed otherwise; cut the product "
+        f"instead, or dequantise it outside the decorated function{where}"
+    )
 
 
 _STRIDES = {
