@@ -101,16 +101,20 @@ def read(path: Path) -> list[Problem]:
 def launch_of(problem: Problem) -> WgmmaLaunch | None:
     """What a call of this product launches; None where it is another mainloop, or two kernels that have no timing.
 
-    Where that has no timing, it is chosen of those of ``wgmma_tables.ARRANGED`` that have, and without ``TALL_TOKENS``:
-    some records are older than these tiles."""
+    Where that has no timing, it is chosen of those of ``wgmma_tables.ARRANGED`` that have, and without ``NARROW``,
+    ``TALLEST`` and, if there is still none, ``TALL_TOKENS``: some records are older than these tiles."""
     launch = _launch(problem)
     if launch is None or label_of(launch.tiling, launch.splits) in problem.times:
         return launch
     if launch.tiling.k_splits > 1:
         return None
     timed = tuple(tiling for tiling in wgmma_tables.ARRANGED if label_of(tiling, 1) in problem.times)
-    with mock.patch.object(wgmma_tables, "ARRANGED", timed), mock.patch.object(wgmma_tiles, "TALL_TOKENS", ()):
-        return _launch(problem)
+    with mock.patch.multiple(wgmma_tables, ARRANGED=timed, NARROW=()), mock.patch.object(wgmma_tiles, "TALLEST", ()):
+        launch = _launch(problem)
+        if launch is None or label_of(launch.tiling, launch.splits) in problem.times:
+            return launch
+        with mock.patch.object(wgmma_tiles, "TALL_TOKENS", ()):
+            return _launch(problem)
 
 
 def _launch(problem: Problem) -> WgmmaLaunch | None:

@@ -400,6 +400,7 @@ DENSE = (
     Dense(x_transposed=True, down=1, columns=64, stages=6, ranges=5, transposed=True, trimmed=True),
     Dense(x_transposed=True, down=1, columns=96, stages=6, staged=32, multicast=4, other_multicast=2, shares_x=True),
     Dense(transposed=True, columns=64, stages=6, multicast=4, trimmed=True),
+    Dense(columns=144, stages=5, staged=16, multicast=2, trimmed=True),
     Dense(transposed=True, swapped=True, down=3, columns=96, stages=4, staged=32, multicast=2, other_multicast=2),
     Dense(transposed=True, swapped=True, down=1, columns=144, stages=6, staged=16, multicast=4, other_multicast=2),
 )

@@ -116,7 +116,7 @@ def run(config: Quantized | Dense, sizes: tuple[int, int, int], blocks: int | No
         assert torch.equal(y, again)
 
 
-FEW = (QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1], DENSE[-12])
+FEW = (QUANTIZED[0], QUANTIZED[6], QUANTIZED[9], DENSE[0], DENSE[1], DENSE[-13])
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)

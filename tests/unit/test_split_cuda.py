@@ -59,6 +59,14 @@ def test_tiles_too_few_for_the_device_sum_ranges_of_k(size: tuple[int, int, int]
     assert low.launch(0).grid[0] >= low.route.device.model.multiprocessors * 0.7
 
 
+@pytest.mark.parametrize("size", [(194, 1128, 58880), (98, 1280, 40320)], ids=str)
+def test_codes_of_few_tiles_are_summed_in_ranges_that_occupy_the_device(size: tuple[int, int, int]) -> None:
+    rows, columns, length = size
+    low = lowered(linear, spec(rows, length), spec(columns, length, format="int4")).lowered
+    assert len(low.program.kernels) == 2
+    assert low.launch(0).grid[0] >= low.route.device.model.multiprocessors * 0.8
+
+
 def test_enough_tiles_for_the_device_are_not_split() -> None:
     for rows, columns, length in ((512, 4096, 4096), (2048, 4096, 14336), (64, 14336, 4096)):
         low = lowered(linear, spec(rows, length), spec(columns, length)).lowered

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import jitgen
 from jitgen import TensorSpec
 from jitgen.families import registry
-from jitgen.families.gemm import FAMILY
+from jitgen.families.gemm import FAMILY, wgmma_tiles
 from jitgen.families.gemm.mainloops import WgmmaDense, WgmmaQuantized
 from jitgen.families.gemm.schedule import bucket, fewest_rows
 from jitgen.families.gemm.wgmma_fits import QUANTIZED
@@ -188,6 +188,17 @@ def test_clusters_share_multiprocessors_where_a_gpc_is_full(
     """18 clusters of 7 blocks have 126 of the 132 multiprocessors of an H200 by their number alone."""
     times = Times(QUANTIZED, 10, lambda blocks, split: 1.0, lambda blocks: 1.0, resident, 1.0)
     assert times.sharing_of_clusters(H200, clusters, splits) == sharing
+
+
+@pytest.mark.parametrize(("columns", "widths"), [(136, {80, 144}), (256, {128, 256}), (500, {256}), (600, set())])
+def test_few_columns_have_tiles_as_wide_as_they_need(columns: int, widths: set[int]) -> None:
+    """Of one product of more than 64 rows whose weights are contiguous along K."""
+    narrow = wgmma_tiles._narrow(dense((columns,), 4096))
+    assert {tile.columns for tile in narrow} == widths
+    assert {tile.shares for tile in narrow} <= {(1, 1), (1, 2), (1, 4)}
+    assert not wgmma_tiles._narrow(dense((columns,), 4096, transposed=True))
+    chosen = choose(7698, 7698, dense((136,), 14080))
+    assert chosen.columns in (144, 160)  # 192 takes 1.28 times as long
 
 
 def test_many_rows_have_the_tallest_tiles() -> None:

@@ -266,6 +266,9 @@ QUARTER_LINES = 1.89
 """The epilogue where 16 columns or rows of x are staged at once, as a multiple of that with more."""
 RANGE_STORES = 2.0
 """The epilogue where the sums of a range of K are stored, which have four bytes, as a multiple of that of others."""
+DENSE_SUMS, QUANTIZED_SUMS = (1.1, 1.0), (2.0, 1.7)
+"""Microseconds, and passes over all sums at the rate of memory, of the kernel that adds the sums of ranges; of
+quantised weights with what their own epilogue takes longer to store four bytes."""
 
 # ----------------------------------------------------------------------------------------------- dense operands, 8 bits
 

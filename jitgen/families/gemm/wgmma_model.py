@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from jitgen.families.gemm.wgmma_fits import TileFit
 from jitgen.schedule.chips import Chip
 
-SUMS_FIXED = 2.0
-"""Microseconds of the kernel that adds the sums of several ranges of K, besides those of reading them: an estimate."""
 SMOOTH = 4
 """The power of the mean by which the time of a kernel and that of its memory are combined."""
 AREA = 64 * 512

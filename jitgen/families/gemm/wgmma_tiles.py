@@ -58,7 +58,7 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
     small = [tokens for tokens in sizes if tokens <= largest]
     of_codes = (
         *_quantized_tilings(small, weights),
-        *(_tall_tilings([(tokens, 3) for tokens in TALL_TOKENS], weights) if most > MANY_TOKENS[0] else ()),
+        *_tall_tilings(most, weights),
         *_tall_byte_tilings(most, weights),
         *_tall_code_tilings(most, weights),
     )
@@ -155,6 +155,12 @@ codes four: a warpgroup has one block of 64 rows, whose decoded weights it multi
 products of 150 to 4183 rows four were fastest with such tiles (30 tiles on an H200), by 1 to 10 %."""
 
 
+TALLEST = ((192, 2), (208, 2), (224, 2))
+"""Rows of x and warpgroups of taller ones of the same weights, for few columns."""
+FEW_COLUMNS = 512
+"""Columns up to which a product has tiles for few columns; with more of them the tallest were not timed."""
+
+
 TALL_BYTES = (
     *((tokens, 2) for tokens in (144, 160, 176, 192, 224, 256)),
     *((tokens, 3) for tokens in (96, 112, 128, 144, 160, 176)),
@@ -173,12 +179,20 @@ def _tall_byte_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
         yield WgmmaQuantized(tokens, warpgroups, 1, span, stages=8 // span, cluster_k_splits=splits)
 
 
-def _tall_tilings(tall: Sequence[tuple[int, int]], weights: Weights) -> Iterator[WgmmaQuantized]:
+def _tall_tilings(rows: int, weights: Weights) -> Iterator[WgmmaQuantized]:
+    if rows > MANY_TOKENS[0]:
+        tall = [(tokens, 3) for tokens in TALL_TOKENS]
+        yield from _of_a_block([*tall, *(TALLEST if sum(weights.columns) <= FEW_COLUMNS else ())], weights)
+
+
+def _of_a_block(tall: Sequence[tuple[int, int]], weights: Weights) -> Iterator[WgmmaQuantized]:
+    """Yields tiles of these rows of x and warpgroups, of one block of 64 rows of codes each."""
     if weights.item == 1 or weights.bits != 4 or not weights.light or weights.contractions > 1:
         return
     for tokens, warpgroups in tall:
         span = 2 if tokens <= 160 and weights.length > CHUNK else 1  # as many stages as hide the copies
-        yield WgmmaQuantized(tokens, warpgroups, 1, span, stages=8)
+        splits = 1 if warpgroups > 2 else max(weights.chip.resident_clusters)
+        yield WgmmaQuantized(tokens, warpgroups, 1, span, stages=8, cluster_k_splits=splits)
 
 
 _TALL_CODES = ((144, 2), (160, 2), (176, 2), (192, 2), (80, 3), (96, 3), (112, 3))
@@ -222,7 +236,7 @@ def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
     )
     is_one = len(weights.columns) == weights.contractions == 1
     if rows > FEW_TOKENS[-1] and is_one:
-        dense += tables.ARRANGED
+        dense += (*tables.ARRANGED, *_narrow(weights))
     of_bytes: tuple[WgmmaDense, ...] = tables.PROMOTED if weights.promoted else tables.BYTES
     if weights.quantises and weights.contractions > 1:
         of_bytes = tables.QUANTISING_TWO
@@ -231,6 +245,16 @@ def _dense_tilings(rows: int, weights: Weights) -> list[WgmmaDense]:
         dense, of_bytes = tuple(dict.fromkeys((*dense, *tables.BATCHED, *few))), tables.BATCHED_BYTES
     table = dense if weights.item == 2 else of_bytes
     return [_splitting(tiles, weights) for tiles in _fitting(table, rows, weights)]
+
+
+def _narrow(weights: Weights) -> list[WgmmaDense]:
+    """Returns tiles as wide as one column of tiles must be to have all columns of a product that has few, or two."""
+    if weights.batch != (1, 1) or weights.transposed:
+        return []
+    fitting = [[size for size in WGMMA_SIZES if size * count >= sum(weights.columns)] for count in (1, 2)]
+    widths = sorted({min(sizes) for sizes in fitting if sizes})
+    shapes = [(down, width, shares) for width in widths for down, shares in tables.NARROW]
+    return [tables.arranged(down, width, weights=shares) for down, width, shares in shapes if width <= 128 * down]
 
 
 def _splitting(tiles: WgmmaDense, weights: Weights) -> WgmmaDense:
@@ -259,7 +283,7 @@ def grouped_candidates(rows: int, weights: Weights) -> Sequence[WgmmaTiling]:
         in_turn = tables.GROUPED_IN_TURN if rows > FEW_TOKENS[-1] and weights.contractions == 1 else ()
         return _fitting((*tables.GROUPED, *in_turn), rows, weights)
     most = max(GROUP_TOKENS[0], 2 * GROUP_ROWS * rows)
-    tall = _tall_tilings(GROUP_TALL, weights)
+    tall = _of_a_block(GROUP_TALL, weights)
     whole = [
         replace(tiles, cluster_k_splits=1)
         for tiles in (*_quantized_tilings(GROUP_TOKENS, weights), *tall)
@@ -296,5 +320,5 @@ def _fits(tiles: WgmmaDense, rows: int, weights: Weights) -> bool:
         return False
     if tiles.swapped and not others_crossed:  # pieces of such a tile may overlap
         return width in WGMMA_SIZES
-    unit = 64 * tiles.across if others_crossed else 16 * max(tiles.across, wide_shares)
+    unit = 64 * tiles.across if others_crossed else max(16 * tiles.across, 8 * wide_shares)
     return width in WGMMA_SIZES and tiles.columns % unit == 0

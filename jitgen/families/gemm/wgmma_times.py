@@ -12,7 +12,7 @@ from jitgen.families.gemm.block_mainloops import CHUNK_BYTES
 from jitgen.families.gemm.groups import Groups
 from jitgen.families.gemm.mainloops import CHUNK, WgmmaDense, WgmmaQuantized, WgmmaTiling
 from jitgen.families.gemm.wgmma_fits import TileFit
-from jitgen.families.gemm.wgmma_model import AREA, SUMS_FIXED, Times
+from jitgen.families.gemm.wgmma_model import AREA, Times
 from jitgen.schedule.chips import Chip
 
 MANY_TOKENS = (128, 96, 64, 80)
@@ -228,14 +228,14 @@ class _DenseTile:
 
     def copies(self) -> float:
         """Returns the cycles in which the L2 cache delivers both operands."""
-        weights, tiles, (tall, wide), (row_shares, column_shares) = self.weights, self.tiles, self.sizes, self.shares
+        weights, tiles, (tall, _), (row_shares, column_shares) = self.weights, self.tiles, self.sizes, self.shares
         columns = weights.columns if weights.transposed else (weights.length,)
         x_lines = self._line_factor(self.rows if weights.x_transposed else weights.length)
         weight_lines = self._line_factor(*columns)
         if weights.item == 1:
             height, width, depth = tiles.height, self.width, 1.0
-        else:  # a copy has no more rows than its matrix, and the last one of K no more columns
-            height, width = min(tiles.height, tall), min(self.width, max(wide))
+        else:  # a copy of the tile's rows has no more than its matrix, and the last one of K no more columns
+            height, width = min(tiles.height, tall), self.width
             depth = weights.length / (self.chunks * weights.chunk * tiles.k_splits)
         fetched = depth * (height / row_shares * x_lines + width / column_shares * weight_lines) * CHUNK_BYTES
         matrices = 1.0 if self.groups is None else self.groups.used
@@ -315,10 +315,13 @@ def ideal_microseconds(rows: int, weights: Weights) -> float:
 
 
 def sums_microseconds(ranges: int, rows: int, weights: Weights) -> float:
-    """Estimates the time of the kernel that adds the sums of ``ranges`` ranges; 0 for one."""
+    """Estimates the time of the kernel that adds the sums of ``ranges`` ranges, and of what the product's own kernel
+    takes longer to store them; 0 for one."""
     if ranges == 1:
         return 0.0
-    return SUMS_FIXED + rows * sum(weights.columns) * weights.contractions * ranges * 4 / weights.chip.reads * 1e6
+    fixed, passes = fits.DENSE_SUMS if weights.dense else fits.QUANTIZED_SUMS
+    sums = rows * sum(weights.columns) * weights.contractions * ranges
+    return fixed + passes * sums * 4 / weights.chip.reads * 1e6
 
 
 def _moved(rows: int, weights: Weights, bits: float, ranges: int, groups: Groups | None) -> float:

@@ -80,8 +80,10 @@ split."""
 WORTH_A_KERNEL = 1.04
 """How many times as long as with ranges of K, whose sums a kernel more adds, a product of one kernel must take at least
 for K to be split."""
-SPLITS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of ranges of K that are compared: with 32, 35 x 104 x 45056 takes 8.9 us on an H200, by a cluster of 8 20."""
+SPLITS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64)
+"""Numbers of ranges of K that are compared, so that tiles of any number occupy most of the device. On an H200
+35 x 104 x 45056 takes 8.9 us with 32, by a cluster of 8 20, and 194 x 1128 x 58880 of int4 46 with 7, by one of 5
+56."""
 WORTH_AN_ENTRY = 1.01
 """Each further entry with other tiles makes the first compile longer, so that it must save 1 % of the time on
 average."""
@@ -168,9 +170,6 @@ def k_splits(problem: Problem) -> int:
         return 1
     weights, tilings = _weights(problem), _wgmma_tilings(problem)
     fewest, most = _row_range(problem)
-    clusters = -(-problem.rows // 128) * sum(-(-columns // 64) for columns in problem.columns)
-    if weights.bits != 16 and clusters * max(weights.chip.resident_clusters) > 2 * weights.chip.multiprocessors:
-        return 1  # only products of 16 bits were timed where tiles of 128 x 64 that share K leave less than half idle
     sampled = tile_times.sampled_rows(fewest, most)
 
     def mean(splits: int) -> float:
