@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 from torch._higher_order_ops.base_hop import BaseHOP
 
-from jitgen.dynamo.older_torch import admit_weights
+from jitgen.dynamo.operands import admit
 from jitgen.dynamo.program import program_of, value_of
 
 
@@ -31,7 +31,7 @@ class Region(BaseHOP):
 
 
 region = Region()
-admit_weights("jitgen_region")
+admit("jitgen_region")
 
 
 def inline(module: fx.GraphModule) -> list[tuple[Any, Any]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from jitgen.errors import UnsupportedError
@@ -74,7 +75,7 @@ def linear(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None = None) -
         return _autocast(x, weight, bias)
     if dequantizes.get() or x.is_meta:
         return reference(x, weight, bias)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not is_functorch_wrapped_tensor(x):
         return operator(x, weight, bias)
     obstacle = _obstacle(x, weight, bias)
     if obstacle is None:

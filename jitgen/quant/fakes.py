@@ -7,8 +7,8 @@ dtypes alone, and the tensors that a function closes over, or a quantised weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -32,11 +32,16 @@ def with_fakes(values: Sequence[Any]) -> list[Any]:
     return [mode.from_tensor(value) if type(value) in (torch.Tensor, torch.nn.Parameter) else value for value in values]
 
 
-def real(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+@contextmanager
+def real(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Enters a context in which operations on real ``tensors`` are done and have real results: what is converted in
-    place outlives the mode."""
-    is_real = type(tensors[0]) in (torch.Tensor, torch.nn.Parameter) and not is_recorded()
-    return unset_fake_temporarily() if is_real else nullcontext()
+    place outlives the mode, and the transform of ``torch.func``, which would wrap it."""
+    is_real = type(tensors[0]) in (torch.Tensor, torch.nn.Parameter) and not is_functorch_wrapped_tensor(tensors[0])
+    if is_real and not is_recorded():
+        with unset_fake_temporarily(), torch._C._DisableFuncTorch():
+            yield
+    else:
+        yield
 
 
 def with_numbers() -> AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ from torch import nn
 
 import jitgen
 from jitgen.errors import FormatError, TraceError, UnsupportedError
+from jitgen.quant.fakes import is_traced
 from jitgen.quant.qtensor import QTensor
 
 
@@ -326,3 +327,13 @@ def test_errors_of_inputs_that_no_layer_takes() -> None:
         layer(torch.randn(()))
     with pytest.raises(RuntimeError, match="same dtype"):
         layer(torch.randn(3, 64, dtype=torch.float64))
+
+
+def test_a_weight_that_is_converted_within_a_transform_outlives_it() -> None:
+    """A first call within ``torch.func.grad`` left wrapped tensors in the weight, at the level that had ended."""
+    layer, x = torch.nn.Linear(64, 64), torch.randn(3, 64)
+    jitgen.quantize_(layer, "int4", group_size=32)
+    gradient = torch.func.grad(lambda x: layer(x).sum())(x)
+    torch.testing.assert_close(gradient, layer.weight.dequantize().sum(0).expand(3, 64))
+    assert layer.weight.layout == "cpu"
+    assert not any(map(is_traced, layer.weight.tensors))

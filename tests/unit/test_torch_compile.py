@@ -189,6 +189,29 @@ def test_quantised_weights_that_a_function_takes(backend: str, format: str) -> N
             torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(expected.sum(), x))
 
 
+@pytest.mark.parametrize("is_quantised", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "jitgen"])
+def test_gradients_of_torch_func(backend: str, is_quantised: bool) -> None:
+    weight: Any = torch.randn(32, 64)
+    weight = jitgen.quantize(weight, "int4", group_size=32) if is_quantised else weight
+    dense = weight.dequantize() if is_quantised else weight
+    function = jitgen.jit(lambda x: F.silu(F.linear(x, weight)))
+    x = torch.randn(3, 64)
+
+    def gradients(called: Callable[..., Any]) -> Callable[..., Any]:
+        def model(x: torch.Tensor) -> Any:
+            grad = torch.func.grad(lambda x: called(x).sum())
+            pulled = torch.func.vjp(called, x)[1](torch.ones(3, 32))
+            return grad(x), torch.vmap(grad)(x), pulled, torch.func.jacrev(lambda x: called(x).sum(0))(x)
+
+        return model
+
+    found = torch.compile(gradients(function), backend=backend, fullgraph=True)(x)
+    wanted = gradients(lambda x: F.silu(F.linear(x, dense)))(x)
+    # 32 sums of 64 products of about 1, each rounded to 2^-24 of it
+    torch.testing.assert_close(found, wanted, rtol=0, atol=32 * 64 * 2**-24)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "jitgen"])
 def test_a_function_of_a_quantised_weight_that_returns_its_argument_is_no_operator(backend: str) -> None:
     weight = jitgen.quantize(torch.randn(64, 64), "int4", group_size=32)
