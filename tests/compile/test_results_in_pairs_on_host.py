@@ -40,7 +40,7 @@ def test_results_in_pairs(
 ) -> None:
     """Sums of two neighbouring columns of a row, or of two rows of a column where x and the weights are swapped."""
     monkeypatch.setattr(wgmma_tables, "DENSE", (TILES[tiles],))
-    for others in ("DENSE_OF_MANY_ROWS", "ARRANGED"):
+    for others in ("DENSE_OF_MANY_ROWS", "ARRANGED", "NARROW"):
         monkeypatch.setattr(wgmma_tables, others, ())
     x, w = (torch.randn(size, length).to(dtype) for size in (rows, columns))
     b, s = torch.randn(columns).to(dtype), (torch.rand(rows, 1) + 0.5).to(dtype)

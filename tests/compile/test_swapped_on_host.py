@@ -43,7 +43,7 @@ QUICK = ((TILES[0], "bias"), (TILES[0], "batch"), (TILES[1], "weight across"))
 @pytest.mark.parametrize(("tile", "case"), TIMES, ids=str)
 @pytest.mark.quick(where=lambda tile, case: (tile, case) in QUICK)
 def test_against_float64(tile: WgmmaDense, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for table in ("DENSE", "DENSE_OF_MANY_ROWS", "BATCHED", "ARRANGED"):
+    for table in ("DENSE", "DENSE_OF_MANY_ROWS", "BATCHED", "ARRANGED", "NARROW"):
         monkeypatch.setattr(wgmma_tables, table, (tile,) if table == "DENSE" else ())
     function, shapes = CASES[case]
     operands = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]

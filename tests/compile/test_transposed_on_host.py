@@ -41,6 +41,7 @@ def test_against_float64(tile: WgmmaDense, of: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(wgmma_tables, "DENSE", (tile,))
     monkeypatch.setattr(wgmma_tables, "DENSE_OF_MANY_ROWS", ())
     monkeypatch.setattr(wgmma_tables, "ARRANGED", ())
+    monkeypatch.setattr(wgmma_tables, "NARROW", ())
     rows, columns, length = 200, 136, 131 if of != "x" else 136
     x = torch.randn(length, rows, dtype=torch.bfloat16)
     w = torch.randn((columns, length) if of == "x" else (length, columns), dtype=torch.bfloat16)
@@ -68,6 +69,7 @@ def test_slices(of: str, operand: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wgmma_tables, "DENSE", TILES[:1])
     monkeypatch.setattr(wgmma_tables, "DENSE_OF_MANY_ROWS", ())
     monkeypatch.setattr(wgmma_tables, "ARRANGED", ())
+    monkeypatch.setattr(wgmma_tables, "NARROW", ())
     monkeypatch.setattr(orders, "SLOWER", 1e9)
     x = SLICES[of](torch.randn(136, 208, dtype=torch.bfloat16))
     w = torch.randn(136, 136, dtype=torch.bfloat16)

@@ -142,6 +142,7 @@ def test_candidates_that_share_or_swap_operands(tile: WgmmaDense, monkeypatch: p
     monkeypatch.setattr(wgmma_tables, "DENSE", (tile,))
     monkeypatch.setattr(wgmma_tables, "DENSE_OF_MANY_ROWS", ())
     monkeypatch.setattr(wgmma_tables, "ARRANGED", ())
+    monkeypatch.setattr(wgmma_tables, "NARROW", ())
 
     def rule(*x: torch.Tensor) -> torch.Tensor:
         return F.gelu(F.linear(x[0], x[1], x[2])) * x[3] + x[4]
