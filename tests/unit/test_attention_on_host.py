@@ -191,7 +191,7 @@ void results(int rows, int width, int splits) {
           if (splits > 1) {
             kernel.leave(sums, of_rows, 1.0f);
           } else {
-            kernel.finish(0, 0, 0, sums, of_rows, 1.0f);
+            kernel.finish({}, 0, 0, sums, of_rows, 1.0f);
           }
         });
       }
