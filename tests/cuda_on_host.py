@@ -225,6 +225,7 @@ _ASSEMBLY = {
     r'asm\("rcp.approx.ftz.f32 %0, %1;" : "=f"\(t\).*?\);': ("t = 1.0f / __fmaf_rn(0.4187246f, size, 1.0f);"),
     r'asm( volatile)?\("ld.global(?:.|\n)*?\);': "word = *address;",
     r'asm volatile\("st.global.v4(?:.|\n)*?\);': "words[i] = word;",
+    r'asm volatile\("prefetch.global.L2(?:.|\n)*?\);': "(void)*reinterpret_cast<const volatile char*>(from + i);",
     r'asm volatile\("ld.shared.v4.u32 (?:.|\n)*?\);': "memcpy(b, shared_memory + address, 16);",
     r'asm volatile\("st.shared.v[24].u32 .*?::"r"\((.*?)\), "r"\(word(?:.|\n)*?\);': (
         r"memcpy(shared_memory + \1, &word, sizeof(word));"

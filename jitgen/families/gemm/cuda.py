@@ -16,7 +16,7 @@ from jitgen.codegen.printing import Built
 from jitgen.families.gemm import cutlass, stream_tiles, wgmma
 from jitgen.families.gemm.codes import codes_type
 from jitgen.families.gemm.context import BlockSteps, ContractionContext, GemmContext, GemmOperand, GemmRegion
-from jitgen.families.gemm.cuda_operands import base_of, members, reads, vector
+from jitgen.families.gemm.cuda_operands import base_of, matrices, members, reads, vector
 from jitgen.families.gemm.layout import BY_ROWS, GemmLayout
 from jitgen.families.gemm.mainloops import (
     BlockMainloop,
@@ -322,6 +322,7 @@ def _mapped_region(
         weights = [f"Weight{_weight(_of_all(product), region, schedule.path)}" for product in region.contractions]
         values = [f"{{{', '.join(weights)}}}", *values]
     described = _region(region, layout, wgmma.EPILOGUE_WIDTH, is_moved=True)
+    described["prefetched"] = matrices(region.loads, wgmma.EPILOGUE_WIDTH)
     if products.batch and not products.grouping:
         described["matrix_lines"] = _epilogue_moves(region, products)
     elif scaled := [load for load in region.loads if load.batch_strides]:
@@ -472,6 +473,7 @@ def _region(region: GemmRegion, layout: GemmLayout, width: int, is_moved: bool =
         "accumulators": [product.accumulator for product in region.contractions],
         "whole": layout.columns_unit >= width,
         "matrix_lines": [],
+        "prefetched": [],
         **reads(region.loads, width),
         "lines": region.lines,
         "steps": region.steps and _block_steps(region.steps, width),

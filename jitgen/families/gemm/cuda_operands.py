@@ -43,6 +43,11 @@ def reads(operands: Sequence[GemmOperand], width: int) -> dict[str, list[dict[st
     }
 
 
+def matrices(operands: Sequence[GemmOperand], width: int) -> list[dict[str, Any]]:
+    """Describes the operands that are matrices, of whose rows neighbouring columns are read."""
+    return [vector(operand, width) for operand in operands if operand.kind == "full"]
+
+
 def vector(operand: GemmOperand, width: int) -> dict[str, Any]:
     """Describes an operand that is contiguous along columns; ``access`` is whether one access may move all ``width`` of
     them."""

@@ -98,6 +98,16 @@ struct DenseKernel : DenseQuantised<Config, Epilogue, Batch, Scales> {
         if (threadIdx.x == Shape::consumers) {
           produce(matrix, tile, begin, end, walk.split(), ring);
         }
+        if (!Batch::several && Shape::ranges == 1 && warp == Shape::consumers / 32 && begin == 0) {
+          const int columns = columns_of(regions, tile.region);
+          if constexpr (Shape::swapped) {
+            const int end = smaller(tile.column + Config::columns, columns);
+            prefetch_for_epilogue<Shape::rows>(epilogue, tile.column, end, tile.row, rows);
+          } else {
+            const int end = smaller(tile.row + Shape::rows, rows);
+            prefetch_for_epilogue<Config::columns>(epilogue, tile.row, end, tile.column, columns);
+          }
+        }
         if constexpr (Scales::any) {
           if (threadIdx.x / 32 == Shape::consumers / 32 + 1) {
             produce_scales(matrix, tile, begin, end, ring);

@@ -210,6 +210,10 @@ struct QuantizedKernel {
         barrier_arrive_on_copies(full(stage));
       }
     }
+    if (!Batch::grouped && Shape::ranges == 1 && warp == 0 && first == 0) {
+      const int end = smaller(tile.row + Config::tokens, rows);
+      prefetch_for_epilogue<Shape::columns>(epilogue, tile.row, end, tile.column, region.columns);
+    }
     __syncwarp();
   }
 

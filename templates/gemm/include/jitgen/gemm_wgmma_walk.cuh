@@ -272,6 +272,31 @@ JITGEN_DEVICE void run_epilogues(
   }
 }
 
+// Whether an epilogue reads matrices, and says so by prefetch<W>(m, n, live), of W columns of a row.
+template <class Epilogue, class = void>
+struct ReadsMatrices {
+  static constexpr bool value = false;
+};
+template <class Epilogue>
+struct ReadsMatrices<Epilogue, decltype(void(Epilogue::reads_matrices))> {
+  static constexpr bool value = true;
+};
+// Called by a warp that has started the last copies of a tile: brings what the epilogue reads of the tile's rows
+// first .. end and of its `width` columns from `column` on, of which those below `columns` exist, to the second-level
+// cache. Otherwise the epilogue waits for memory once for each few rows that it has staged.
+template <int width, class Epilogue>
+JITGEN_DEVICE void prefetch_for_epilogue(const Epilogue& epilogue, int first, int end, int column, int columns) {
+  if constexpr (ReadsMatrices<Epilogue>::value) {
+    constexpr int run = 16, runs = width / run;
+    __syncwarp();
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < (end - first) * runs; i += 32) {
+      const int n = column + i % runs * run;
+      if (n < columns) epilogue.template prefetch<run>(first + i / runs, n, smaller(run, columns - n));
+    }
+  }
+}
+
 template <bool several, class Epilogue, class Sum, int contractions, int width>
 JITGEN_DEVICE void run_epilogue(
     const Epilogue& epilogue, int region, int m, int n, const Sum (&sums)[contractions][width], int live) {
