@@ -355,6 +355,10 @@ struct QuantizedKernel {
   JITGEN_DEVICE void add_floats(SumsOf<tokens>& acc, int first, int last, Ring& ring) const {
     using Multiply = Wgmma<typename Weight::Element, tokens>;
     constexpr int groups = 4 * span / Config::steps;  // groups of wgmmas in a stage
+    // Whether a stage's codes are read when the last ones before it are decoded, into the same registers: a few
+    // instructions less, which count where wgmmas are short. Tiles of up to 128 tokens take 0.955 to 1.012 of the time
+    // (0.987 by the geometric mean of 27 products on an H200), larger ones 0.98 to 1.055.
+    constexpr bool late = tokens <= 128;
     const typename Stage::Lane lane;
     typename Stage::Fetched fetched;
     typename Stage::Held held;
@@ -382,12 +386,13 @@ struct QuantizedKernel {
           }
         }
         wgmma_commit();
-        if (group == groups - 2 && chunk + 1 < last) {
+        if (group == groups - (late ? 1 : 2) && chunk + 1 < last) {
           barrier_wait_in_place(full(ring.stage), ring.phase, "full");
           Stage::fetch(fetched, memory, lane, ring.stage);
         }
-        if (group == groups - 1) held.take(fetched);
+        if (!late && group == groups - 1) held.take(fetched);
         wgmma_wait<1>();  // the previous group has read its fragments, whose registers the next one uses
+        if (late && group == groups - 1) held.take(fetched);
         if (group == 0 && chunk > first) release(before);
         Stage::dequantise(fragments[(group + 1) & 1], held, (group + 1) % groups);
       }
