@@ -144,7 +144,9 @@ def _obstacle(x: torch.Tensor, weight: QTensor, bias: torch.Tensor | None) -> tu
         return f"its input is on {x.device.type}", "move it, and the weight, to cpu or cuda"
     operands = (x,) if bias is None else (x, bias)
     for operand in operands:
-        if type(operand) not in (torch.Tensor, torch.nn.Parameter):
+        if type(operand) in (torch.Tensor, torch.nn.Parameter):
+            continue
+        if not (is_functorch_wrapped_tensor(x) and is_symbolic(operand)):  # a call of kernels takes both
             return f"an operand is a {type(operand).__name__}", "pass a plain tensor"
     if forward_ad._current_level >= 0 and any(
         forward_ad.unpack_dual(operand).tangent is not None for operand in operands

@@ -189,14 +189,19 @@ def test_quantised_weights_that_a_function_takes(backend: str, format: str) -> N
             torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(expected.sum(), x))
 
 
-@pytest.mark.parametrize("is_quantised", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "quantised", "layer"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "jitgen"])
-def test_gradients_of_torch_func(backend: str, is_quantised: bool) -> None:
-    weight: Any = torch.randn(32, 64)
-    weight = jitgen.quantize(weight, "int4", group_size=32) if is_quantised else weight
-    dense = weight.dequantize() if is_quantised else weight
-    function = jitgen.jit(lambda x: F.silu(F.linear(x, weight)))
-    x = torch.randn(3, 64)
+def test_gradients_of_torch_func(backend: str, kind: str) -> None:
+    layer, x = torch.nn.Linear(64, 32), torch.randn(3, 64)
+    if kind != "dense":
+        jitgen.quantize_(layer, "int4", group_size=32)
+    weight: Any = layer.weight
+    dense, bias = weight.detach() if kind == "dense" else weight.dequantize(), layer.bias.detach()
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, weight, bias))
+
+    function = (lambda x: F.silu(layer(x))) if kind == "layer" else jitgen.jit(product)
 
     def gradients(called: Callable[..., Any]) -> Callable[..., Any]:
         def model(x: torch.Tensor) -> Any:
@@ -207,7 +212,7 @@ def test_gradients_of_torch_func(backend: str, is_quantised: bool) -> None:
         return model
 
     found = torch.compile(gradients(function), backend=backend, fullgraph=True)(x)
-    wanted = gradients(lambda x: F.silu(F.linear(x, dense)))(x)
+    wanted = gradients(lambda x: F.silu(F.linear(x, dense, bias)))(x)
     # 32 sums of 64 products of about 1, each rounded to 2^-24 of it
     torch.testing.assert_close(found, wanted, rtol=0, atol=32 * 64 * 2**-24)
 
