@@ -2,7 +2,8 @@
 // target sm_90a: wgmma_dense mainloop, tiles of 128 x 256, 64 of K a step, 12 warps a block, 4 stages, at most 4 blocks of a cluster share K, persistent blocks, 1 a multiprocessor, raster of 8
 //     tiles, 229440 bytes of shared memory, or, for some numbers of rows: wgmma_dense mainloop, tiles of 128 x 192, 64 of K a step, 12 warps a block, 4 stages, at most 2 blocks of a cluster share K,
 //     persistent blocks, 1 a multiprocessor, raster of 8 tiles, 196672 bytes of shared memory, or, for some numbers of rows: wgmma_dense mainloop, tiles of 192 x 192, 64 of K a step, 16 warps a
-//     block, 4 stages, persistent blocks, 1 a multiprocessor, raster of 8 tiles, x and the weights swapped, 222784 bytes of shared memory
+//     block, 4 stages, persistent blocks, 1 a multiprocessor, raster of 8 tiles, x and the weights swapped, 222784 bytes of shared memory, or, for some numbers of rows: wgmma_dense mainloop, tiles
+//     of 160 x 256, 64 of K a step, 12 warps a block, 4 stages, persistent blocks, 1 a multiprocessor, raster of 8 tiles, x and the weights swapped, 230464 bytes of shared memory
 // stages: contract over k; map
 // (rows, columns) over K: x bfloat16 k, weight bfloat16 k, load bfloat16 column, store bfloat16 full
 #include <jitgen/entry.cuh>
@@ -96,7 +97,7 @@ static_assert(Shape::bytes == 229440, "shared memory as the launch has it");
 static_assert(Shape::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape::threads, Config::resident)
-jitgen_gemm_a2f21814(const __grid_constant__ Params params) {
+jitgen_gemm_878219f1(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -128,7 +129,7 @@ static_assert(Shape_1::bytes == 196672, "shared memory as the launch has it");
 static_assert(Shape_1::threads == 384, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_1::threads, Config_1::resident)
-jitgen_gemm_a2f21814_1(const __grid_constant__ Params params) {
+jitgen_gemm_878219f1_1(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_1>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
@@ -161,8 +162,42 @@ static_assert(Shape_2::bytes == 222784, "shared memory as the launch has it");
 static_assert(Shape_2::threads == 512, "threads as the launch has them");
 
 extern "C" __global__ void __launch_bounds__(Shape_2::threads, Config_2::resident)
-jitgen_gemm_a2f21814_2(const __grid_constant__ Params params) {
+jitgen_gemm_878219f1_2(const __grid_constant__ Params params) {
   const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
   const Epilogue0 epilogue0 = {params};
   jitgen::gemm_wgmma_dense<Config_2>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
+}
+
+struct Config_3 : jitgen::DenseDefaults {
+  using Element = jitgen::bfloat16;
+  static constexpr bool transposed = false;
+  static constexpr bool trimmed = true;
+  static constexpr bool pingpong = false;
+  static constexpr int ranges = 1;
+  static constexpr int contractions = 1;
+  static constexpr int regions = 1;
+  static constexpr int down = 2;
+  static constexpr int across = 1;
+  static constexpr int columns = 160;
+  static constexpr int stages = 4;
+  static constexpr int multicast = 1;
+  static constexpr bool shares_x = false;
+  static constexpr int raster = 8;
+  static constexpr int most_splits = 1;
+  static constexpr int resident = 1;
+  static constexpr int staged = 32;
+  static constexpr int run = 8;
+  static constexpr bool swapped = true;
+  static constexpr int blocks = 2;
+  static constexpr bool in_pairs = true;
+};
+using Shape_3 = jitgen::DenseShape<Config_3>;
+static_assert(Shape_3::bytes == 230464, "shared memory as the launch has it");
+static_assert(Shape_3::threads == 384, "threads as the launch has them");
+
+extern "C" __global__ void __launch_bounds__(Shape_3::threads, Config_3::resident)
+jitgen_gemm_878219f1_3(const __grid_constant__ Params params) {
+  const jitgen::DenseRegion<1> regions[] = {{{&params.weight_map}, int(params.columns)}};
+  const Epilogue0 epilogue0 = {params};
+  jitgen::gemm_wgmma_dense<Config_3>(params.x_map, int(params.m), int(params.k), regions, epilogue0);
 }
