@@ -140,8 +140,12 @@ def test_the_backend_auto_has_one_kernel_everywhere(target: str, dtype: torch.dt
     in_cuda = (target, dtype) == ("sm_90a", torch.bfloat16)
     assert kernel.backend == ("cuda" if in_cuda else "triton")
     assert ("by triton: " in low.explain()) is not (in_cuda or target == "gfx942")
-    # Where a cluster shares masked tiles, the warp that copies, of 40 registers a thread, spills some of them.
-    assert all(each["spill_bytes"] <= (128 if in_cuda else 0) for each in low.compile().report)
+    spills = [each["spill_bytes"] for each in low.compile().report]
+    if target == "gfx942":
+        assert spills == [None]  # Triton tells of no spills there
+    else:
+        # Where a cluster shares masked tiles, the warp that copies, of 40 registers a thread, spills some of them.
+        assert all(bytes_ <= (128 if in_cuda else 0) for bytes_ in spills)
 
 
 def test_what_a_quantised_weight_is_laid_out_for_stays_the_backend() -> None:

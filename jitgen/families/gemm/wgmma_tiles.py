@@ -63,7 +63,7 @@ def candidates(fewest: int, most: int, weights: Weights) -> list[WgmmaTiling]:
         *_tall_code_tilings(most, weights),
     )
     tilings = _dense_tilings(most, weights) if weights.dense else of_codes
-    return [_gaining(tiling, fewest, most, weights) for tiling in tilings]
+    return list(dict.fromkeys(_gaining(tiling, fewest, most, weights) for tiling in tilings))
 
 
 def _gaining(tiling: WgmmaTiling, fewest: int, most: int, weights: Weights) -> WgmmaTiling:
