@@ -1,6 +1,6 @@
 """Describes the attention kernel of many rows and few keys, ``attention_resident.cuh``, in Python.
 
-On an H200 it moves 2.1 to 3.5 TB/s where queries and results are 20 MB and more and keys 160 and fewer, and
+On an H200 it moves 1.7 to 3.5 TB/s where queries and results are 20 MB and more and keys 160 and fewer, and
 ``Tensor.copy_`` up to 4.2 (``docs/measured/h200-few-keys.json``).
 What was tried and left, of its time: queries read with the hint evict_first 0.98 to 1.07; results stored as streams
 0.95 to 1.01; a block's pieces in runs of twelve, with runs of other blocks between them, 0.96 to 1.32; one tile of the
